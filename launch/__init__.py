@@ -13,15 +13,15 @@ IS_CHECKOUT = (ROOT / "ascend_quant").is_dir()  # our images have the package in
 
 
 class LaunchError(RuntimeError):
-    """A launch that cannot go on; each line of the message says what is wrong and what to do."""
+    """Raised for a launch that cannot go on; each line of the message says what is wrong and what to do."""
 
 
 def existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that is there."""
+    """Return the folder, or the nearest above it that is there."""
     whole = folder.absolute()
     return next(one for one in (whole, *whole.parents) if os.path.isdir(one))
 
 
 def with_root(own: Mapping[str, str]) -> str:
-    """PYTHONPATH for a process that starts anywhere: this folder before its own."""
+    """Return PYTHONPATH for a process that starts anywhere: this folder before its own."""
     return os.pathsep.join(filter(None, [str(ROOT), own.get("PYTHONPATH")]))

@@ -33,7 +33,7 @@ CONSEQUENCE = re.compile(
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a run failed.
+    """Cause of a run's failure.
 
     Attributes:
         error: `Type: message`.
@@ -46,13 +46,13 @@ class Cause:
     log: str = ""
 
     def lines(self) -> list[str]:
-        """For people; what is not known has no line."""
+        """Format the cause for people; what is not known has no line."""
         told = (("cause", self.error), ("where", self.where), ("log", self.log))
         return [f"{name}: {' '.join(text.split())[:LONGEST]}" for name, text in told if text]
 
 
 class Raised(NamedTuple):
-    """An exception that a log tells.
+    """Exception that a log tells.
 
     Attributes:
         text: `Type: message`.
@@ -68,7 +68,7 @@ class Raised(NamedTuple):
 
 
 def of_log(log: Path, before: int = 0) -> Cause | None:
-    """The cause in a log; None where no line of it is an exception.
+    """Find the cause in a log; None where no line of it is an exception.
 
     Args:
         before: so many lines at its beginning are of earlier attempts.
@@ -82,7 +82,7 @@ def of_log(log: Path, before: int = 0) -> Cause | None:
 
 
 def cause_in(lines: Sequence[str], before: int = 0) -> Raised | None:
-    """What ended the process whose log this is: its own last exception if that tells it, else the first that does."""
+    """Find what ended the process whose log this is: its own last exception if that tells, else the first that does."""
     begin = next((at for at in range(len(lines), before, -1) if STEP.search(lines[at - 1])), before)
     found = [one for one in exceptions(lines) if one.line > begin]
     own = [one for one in found if one.own]
@@ -92,7 +92,7 @@ def cause_in(lines: Sequence[str], before: int = 0) -> Raised | None:
 
 
 def exceptions(lines: Iterable[str]) -> Iterator[Raised]:
-    """The exceptions that end a traceback, and crashes; a process's lines are followed apart from the others'."""
+    """Yield the exceptions that end a traceback, and crashes; each process's lines are followed apart."""
     inside: dict[str, str] = {}  # by who writes the lines: the process whose traceback is being read
     ignored: set[str] = set()  # Python says so before the traceback
     for number, line in enumerate(lines, start=1):
@@ -112,7 +112,7 @@ def exceptions(lines: Iterable[str]) -> Iterator[Raised]:
 
 
 def split(line: str) -> tuple[str, str]:
-    """Who writes a line, empty for the log's own process, and its text without what Ray and vLLM put before it."""
+    """Split a line into its writer, empty for the log's own process, and its text without Ray's and vLLM's prefixes."""
     text, writer = COLOUR.sub("", line.rstrip()), ""
     while found := WRITER.match(text):  # vLLM puts its own behind Ray's
         writer, text = place(found), text[found.end() :]
@@ -120,12 +120,12 @@ def split(line: str) -> tuple[str, str]:
 
 
 def place(process: re.Match[str]) -> str:
-    """A process, for people: its name, its host, its pid."""
+    """Format a process for people: its name, its host, its pid."""
     return ", ".join(filter(None, (process["name"], process["ip"], f"pid {process['pid']}")))
 
 
 def dead_actor(lines: Iterable[str]) -> str:
-    """The actor that Ray names below an ActorDiedError; empty where it names none."""
+    """Return the actor that Ray names below an ActorDiedError; empty where it names none."""
     told = dict(found.groups() for line in lines if (found := DEAD_ACTOR.fullmatch(line)))
     return ", ".join(filter(None, (told.get("name"), told.get("ip"), "pid" in told and f"pid {told['pid']}")))
 

@@ -27,7 +27,7 @@ OFFLINE = {  # nothing here may fetch a model or phone home, unless the caller s
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended.
+    """Result of a command: how it ended.
 
     Attributes:
         code: None where the time limit ended it, negative where a signal did.
@@ -39,18 +39,18 @@ class Ended:
     log: Path
 
     def how(self) -> str:
-        """In what way."""
+        """Return in words how the command ended."""
         if self.code is None:
             return f"was ended after {self.seconds:.0f} s"
         return f"was killed by signal {-self.code}" if self.code < 0 else f"ended with {self.code}"
 
     def why(self) -> str:
-        """In what way it failed, with its last errors, in one line."""
+        """Return how it failed, with its last errors, in one line."""
         return f"{self.log.stem} {self.how()}; {' '.join(last_errors(self.log).split())}"
 
 
 def last_errors(log: Path) -> str:
-    """The cause with the place where it stands, or the last lines and the log when none of them is an error."""
+    """Return the cause with the place where it stands, or the last lines and the log when none of them is an error."""
     if cause := of_log(log):
         return "\n".join(["the log says:", *cause.lines()])
     lines = [split(line)[1].strip() for line in log.read_text(errors="replace").splitlines()]

@@ -30,26 +30,26 @@ Text = Annotated[str, StringConstraints(pattern=r"\S")]
 
 
 class Solution(BaseModel):
-    """A row of GSM8K, a grade-school problem; the number behind the last #### of `answer` is the result."""
+    """Row of GSM8K, a grade-school problem; the number behind the last #### of `answer` is the result."""
 
     question: Text
     answer: Annotated[str, Field(pattern=NUMBER)]
 
 
 class Message(BaseModel):
-    """The one message of a prompt."""
+    """Single message of a prompt."""
 
     content: Text
 
 
 class Reward(BaseModel):
-    """The right answer."""
+    """Ground truth of a problem: the right answer."""
 
     ground_truth: Text | int
 
 
 class Problem(BaseModel):
-    """A row of DAPO-Math-17k or of AIME-2024, whose prompt asks for `Answer: ..`."""
+    """Row of DAPO-Math-17k or of AIME-2024, whose prompt asks for `Answer: ..`."""
 
     prompt: tuple[Message]
     reward_model: Reward
@@ -131,7 +131,7 @@ def dapo_math(source: Path | None, target: Path, progress: Progress) -> list[str
 
 
 def once(name: str, data_source: str, problems: Iterator[Problem]) -> tuple[list[Row], list[str]]:
-    """The rows for verl, one a problem, and notes on what was left out: problems whose copies differ in the answer."""
+    """Return verl's rows, one a problem, and notes on what was left out: problems whose copies differ in the answer."""
     answers: dict[str, tuple[str, str]] = {}  # by the prompt: the answer, and the source's own id
     differing, read = set(), 0
     for one in problems:
@@ -152,7 +152,7 @@ def once(name: str, data_source: str, problems: Iterator[Problem]) -> tuple[list
 
 
 def verl_row(data_source: str, prompt: str, answer: str, extra: Row) -> Row:
-    """One row in the columns of verl's data set."""
+    """Make one row in the columns of verl's data set."""
     return {
         "data_source": data_source,
         "prompt": [{"role": "user", "content": prompt}],
@@ -163,7 +163,7 @@ def verl_row(data_source: str, prompt: str, answer: str, extra: Row) -> Row:
 
 
 def files_of(repository: str, source: Path | None, inside: str, name: str) -> list[Path]:
-    """The file NAME.parquet of a set, or all of its parts, NAME-00000-of-00002.parquet and so on, in order.
+    """List the file NAME.parquet of a set, or all of its parts, NAME-00000-of-00002.parquet and so on, in order.
 
     Args:
         source: a folder in or below which there is one copy; None: the hub's is downloaded if it is not there yet.
@@ -200,7 +200,7 @@ def _how(repository: str) -> str:
 
 
 def rows_of(files: list[Path], model: type[RowModel], progress: Progress) -> Iterator[RowModel]:
-    """The rows of all files in order, with the model's columns alone.
+    """Yield the rows of all files in order, with the model's columns alone.
 
     Raises:
         LaunchError: a file cannot be read, or a row is not as the model wants it.

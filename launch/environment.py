@@ -30,7 +30,7 @@ HOSTS_OWN = {"address", "nic", "hccl_family", "devices", "places"}
 
 
 class Variable(NamedTuple):
-    """A row. `process`: it holds for any process of its stacks, such as the demo's, and not for a run's hosts alone."""
+    """Row of the table. `process`: it holds for any process of its stacks, as the demo's, not a run's hosts alone."""
 
     name: str
     value: str
@@ -39,7 +39,7 @@ class Variable(NamedTuple):
 
     @property
     def of_host(self) -> bool:
-        """Whether the value names something of one host, so that no other host can use it."""
+        """True where the value names something of one host, so that no other host can use it."""
         return any(field in HOSTS_OWN for _, field, _, _ in string.Formatter().parse(self.value))
 
 
@@ -125,7 +125,7 @@ NAMES = frozenset(variable.name for variable in TABLE)
 
 @dataclass(frozen=True)
 class Setting:
-    """A variable of a host.
+    """Variable of a host, and where its value comes from.
 
     Attributes:
         source: table, recipe, inventory, host or shell.
@@ -139,12 +139,12 @@ class Setting:
 
 
 def rows(stack: str) -> list[Variable]:
-    """The table's rows for a stack."""
+    """Return the table's rows for a stack."""
     return [variable for variable in TABLE if stack in variable.stacks]
 
 
 def environment(stack: str, current: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a process of this stack, without a cluster: the table, overridden by what the user has set."""
+    """Return the environment of a process of this stack, without a cluster: the table, overridden by the user's own."""
     table = {row.name: row.value.format(nic="lo") for row in rows(stack) if row.process}
     return {**table, **(os.environ if current is None else current)}
 
@@ -152,7 +152,7 @@ def environment(stack: str, current: Mapping[str, str] | None = None) -> dict[st
 def node_environment(
     stack: str, values: Mapping[str, str], layers: Sequence[tuple[str, Mapping[str, str]]]
 ) -> list[Setting]:
-    """The variables of a host, in the table's order, then those that only users set.
+    """Return the variables of a host, in the table's order, then those that only users set.
 
     What a user says of the devices has chosen them, and is not handed on: in a container they have other numbers.
 
@@ -177,7 +177,7 @@ def node_environment(
 
 
 def overruled(settings: Sequence[Setting], own: Mapping[str, str]) -> list[str]:
-    """A line for each variable that a host's login environment (`own`) has otherwise: none is replaced in silence."""
+    """Return a line for each variable that a host's login environment (`own`) has otherwise: no silent replacement."""
     return [
         f"{one.name}: this host's login environment says {shown(one.name, own[one.name])}; the run uses "
         f"{shown(one.name, one.value)} ({one.source}). If the host's is right, write it into the inventory"
@@ -192,10 +192,10 @@ def counts(name: str) -> bool:
 
 
 def of_shell(shell: Mapping[str, str], own: bool) -> dict[str, str]:
-    """What a shell says to a host: its own host (`own`), or another."""
+    """Return the variables that a shell hands to a host: its own host (`own`), or another."""
     return {name: value for name, value in shell.items() if counts(name) and (own or name not in OF_HOST)}
 
 
 def not_handed_on(shell: Mapping[str, str]) -> list[str]:
-    """The names in a shell that count on its own host alone."""
+    """List the names in a shell that count on its own host alone."""
     return sorted(OF_HOST & set(shell))

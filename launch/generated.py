@@ -8,12 +8,12 @@ END = "<!-- until here -->\n"
 
 
 def mark(command: str) -> str:
-    """The line before what a command writes."""
+    """Return the line before what a command writes."""
     return f"<!-- by {command} -->\n"
 
 
 def replaced(page: Path, command: str, section: str) -> str:
-    """The text of a page with the command's section made anew.
+    """Return the text of a page with the command's section made anew.
 
     Raises:
         LaunchError: the page is not here, or has lost a mark.

@@ -25,7 +25,7 @@ NAME = re.compile(rf"{LABEL}(?:\.{LABEL})*\.?")
 
 
 def address(value: str) -> str:
-    """The address, if a host can be called so; ssh would take one that begins with - for an option.
+    """Validate an address: a host can be called so; ssh would take one that begins with - for an option.
 
     Raises:
         ValueError: it cannot.
@@ -36,7 +36,7 @@ def address(value: str) -> str:
 
 
 def ip(value: str) -> IPv4Address | IPv6Address | None:
-    """The IP address that a text is, if it is one."""
+    """Parse a text as an IP address; None if it is none."""
     try:
         return ip_address(value)
     except ValueError:
@@ -44,7 +44,7 @@ def ip(value: str) -> IPv4Address | IPv6Address | None:
 
 
 def same(value: str) -> str:
-    """One text for all ways to write an address: 2001:db8::1 and 2001:db8:0:0::1, NODE1 and node1."""
+    """Normalize an address: 2001:db8::1 and 2001:db8:0:0::1, NODE1 and node1 become one text."""
     return str(ip(value) or value.lower().rstrip("."))
 
 
@@ -56,7 +56,7 @@ def _port_range(value: str) -> str:
 
 
 def _devices(value: Any) -> Any:
-    """One check of all three forms: of a union pydantic would say for each why it is not that one."""
+    """Validate all three forms at once: of a union pydantic would say for each why it is not that one."""
     numbers, least = (value, 0) if isinstance(value, list) else ([value], 1)
     whole = numbers and all(type(one) is int and one >= least for one in numbers)
     if value != "auto" and not (whole and len(set(numbers)) == len(numbers)):
@@ -78,7 +78,7 @@ User = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_.-]*$")]  # no option 
 
 
 class Ssh(Fields):
-    """How ssh logs in; what is left out is ssh's own choice, from ~/.ssh/config."""
+    """Settings of ssh logins; what is left out is ssh's own choice, from ~/.ssh/config."""
 
     user: User | None = None
     port: Port | None = None
@@ -86,7 +86,7 @@ class Ssh(Fields):
 
 
 class Ports(Fields):
-    """The ports of a run, the same on every host.
+    """Ports of a run, the same on every host.
 
     Attributes:
         ray: Ray's head.
@@ -103,7 +103,7 @@ class Ports(Fields):
 
 
 class Host(Fields):
-    """A machine.
+    """Fields of one machine.
 
     Attributes:
         address: the IPv4 or IPv6 address, or the name, by which the other hosts reach it; the user is `ssh`'s.
@@ -121,7 +121,7 @@ class Host(Fields):
 
 
 class Inventory(Fields):
-    """The machines of a run; the first host is the head.
+    """Fields of the machines of a run; the first host is the head.
 
     Attributes:
         stack: the pinned software that is on them.
@@ -149,17 +149,17 @@ class Inventory(Fields):
     socket_filter: bool = False
 
     def ssh_of(self, host: Host) -> Ssh:
-        """How to log in to a host: its own settings over the inventory's."""
+        """Return how to log in to a host: its own settings over the inventory's."""
         return self.ssh.model_copy(update=host.ssh.model_dump(exclude_none=True))
 
 
 def names(folder: Path = FOLDER) -> list[str]:
-    """The inventories that can be loaded by name."""
+    """List the inventories that can be loaded by name."""
     return sorted(file.stem for file in folder.glob("*.yaml"))
 
 
 def load(name: str, folder: Path = FOLDER) -> Inventory:
-    """The inventory called `name`, or in the file `name` if that ends in .yaml, checked.
+    """Load and check the inventory called `name`, or in the file `name` if that ends in .yaml.
 
     Raises:
         LaunchError: there is none, or it is wrong: each line names the file and what to change.
@@ -174,12 +174,12 @@ def load(name: str, folder: Path = FOLDER) -> Inventory:
 
 
 def this_machine(stack: str) -> Inventory:
-    """The inventory without a file: one host, this one, with this interpreter."""
+    """Return the inventory without a file: one host, this one, with this interpreter."""
     return Inventory(stack=stack, project=str(ROOT), python=sys.executable, hosts=[Host(address="127.0.0.1")])
 
 
 def problems(inventory: Inventory) -> Iterator[str]:
-    """Everything that is wrong with an inventory whose fields are valid one by one."""
+    """Yield everything that is wrong with an inventory whose fields are valid one by one."""
     hosts = [same(host.address) for host in inventory.hosts]
     for number, host in enumerate(hosts):
         found = ip(host)

@@ -26,7 +26,7 @@ REVISION_VARIABLE = "ASCEND_QUANT_REVISION"  # set by our images: this project's
 
 
 def manifest(environment: Mapping[str, str], root: Path = Path("/")) -> dict[str, Any]:
-    """The stack, the chip and the commit that this image was built as, and the versions of all that is in it.
+    """Return the stack, the chip and the commit that this image was built as, and the versions of all that is in it.
 
     Raises:
         KeyError: a variable that our images set is missing: this is none of them.
@@ -48,13 +48,13 @@ def manifest(environment: Mapping[str, str], root: Path = Path("/")) -> dict[str
 
 
 def packages() -> dict[str, Package]:
-    """The packages of this interpreter's own environment; those that PYTHONPATH brings are CANN's."""
+    """Return the packages of this interpreter's own environment; those that PYTHONPATH brings are CANN's."""
     folders = list(dict.fromkeys(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib")))
     return {plain(one.metadata["Name"]): Package(one.version, commit(one)) for one in distributions(path=folders)}
 
 
 def system_packages() -> dict[str, str]:
-    """The installed packages of Debian and Ubuntu, or of openEuler, as name:architecture.
+    """Return the installed packages of Debian and Ubuntu, or of openEuler, as name:architecture.
 
     Raises:
         OSError, CalledProcessError: neither dpkg-query nor rpm is there, or it failed.
@@ -65,7 +65,7 @@ def system_packages() -> dict[str, str]:
 
 
 def cuda() -> str | None:
-    """The CUDA that torch was built with, from its file of versions."""
+    """Return the CUDA version that torch was built with, from its file of versions."""
     for distribution in distributions(name="torch"):
         file = Path(str(distribution.locate_file("torch/version.py")))
         found = re.search(r"(?m)^cuda\b.*= *'([\d.]+)'", file.read_text()) if file.is_file() else None

@@ -15,7 +15,7 @@ YES = ("1", "true", "yes", "on")
 
 
 def place(model: str) -> str:
-    """What a user calls a model as a run has it: the absolute path of a folder, or an id of the hub.
+    """Turn what a user calls a model into what a run has: the absolute path of a folder, or an id of the hub.
 
     A name that can be no id, or whose first folder is here, is a folder, whether that is there or not.
     """
@@ -35,7 +35,7 @@ def is_cached(model: str, environment: Mapping[str, str]) -> bool:
 
 
 def hub_cache(environment: Mapping[str, str]) -> Path:
-    """Where huggingface_hub keeps what it has downloaded."""
+    """Return the folder where huggingface_hub caches downloads."""
     if cache := environment.get("HF_HUB_CACHE"):
         return Path(cache)
     home = environment.get("HF_HOME") or Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
@@ -43,7 +43,7 @@ def hub_cache(environment: Mapping[str, str]) -> Path:
 
 
 def problems(model: str, tensor_parallel: int, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """What is wrong with a run's model on this host, and what to do about it.
+    """Yield what is wrong with a run's model on this host, and what to do about it.
 
     Args:
         tensor_parallel: devices that share each layer in the engine.
@@ -81,5 +81,5 @@ def _of_folder(model: str, tensor_parallel: int) -> Iterator[tuple[str, str]]:
 
 
 def _shared(heads: int, keys: int, ranks: int) -> bool:
-    """Whether vLLM can share the heads out: those of keys and values are repeated where there are fewer than ranks."""
+    """Return whether vLLM can share the heads out: KV heads are repeated where there are fewer than ranks."""
     return heads % ranks == 0 and (keys % ranks == 0 or ranks % keys == 0)

@@ -34,7 +34,7 @@ RESERVED = 20
 
 @dataclass(frozen=True)
 class Wire:
-    """How a host is reached by the others: a NIC, the IP address that it carries, and `ipv4` or `ipv6`."""
+    """Network interface by which others reach a host, the IP address that it carries, and `ipv4` or `ipv6`."""
 
     nic: str
     address: str
@@ -42,7 +42,7 @@ class Wire:
 
 
 def nics() -> dict[str, list[str]]:
-    """The NICs that are up, and the addresses that each carries, without link-local ones."""
+    """Return the network interfaces that are up, and the addresses that each carries, without link-local ones."""
     states = psutil.net_if_stats()
     found = {}
     for name, entries in psutil.net_if_addrs().items():
@@ -54,7 +54,7 @@ def nics() -> dict[str, list[str]]:
 
 
 def resolve(address: str) -> list[str]:
-    """The IP addresses that a name leads to, or the address itself.
+    """Resolve a name to IP addresses, or return the address itself.
 
     Raises:
         LaunchError: the name is unknown, or leads to this machine's loopback only.
@@ -73,7 +73,7 @@ def resolve(address: str) -> list[str]:
 
 
 def choose(address: str, nic: str = "auto", found: Found | None = None) -> Wire:
-    """The NIC of this host that carries `address` (an IP address or a name); `found` is what `nics()` says.
+    """Choose the NIC of this host that carries `address` (an IP address or a name); `found` is what `nics()` says.
 
     Raises:
         LaunchError: no NIC carries it, or another than `nic` does.
@@ -95,7 +95,7 @@ def choose(address: str, nic: str = "auto", found: Found | None = None) -> Wire:
 
 
 def is_here(address: str, found: Found | None = None) -> bool:
-    """Whether an address or a name is this machine's. A name that only ssh knows (~/.ssh/config) is another's."""
+    """Return whether an address or a name is this machine's; one that only ssh knows (~/.ssh/config) is another's."""
     carried = {ip for ips in (nics() if found is None else found).values() for ip in ips}
     try:
         ips = [ip_address(address)]
@@ -108,7 +108,7 @@ def is_here(address: str, found: Found | None = None) -> bool:
 
 
 def described(found: Found) -> str:
-    """The NICs and their addresses in a line, loopback last."""
+    """Describe the NICs and their addresses in a line, loopback last."""
     outer = [f"{name} with {' and '.join(ips)}" for name, ips in found.items() if not _ip(ips[0]).is_loopback]
     return ", ".join(outer) or "no NIC with an address but loopback"
 
@@ -129,25 +129,25 @@ def _ip(text: str) -> IPv4Address | IPv6Address:
 
 
 def daemon_ports(ports: dict[str, int | str]) -> dict[str, int]:
-    """The port of each daemon, by the option of `ray start`."""
+    """Return the port of each daemon, by the option of `ray start`."""
     low, _ = worker_range(ports)
     return {name: low + number for number, name in enumerate(DAEMONS)}
 
 
 def metrics_ports(ports: dict[str, int | str]) -> dict[str, str]:
-    """The variables for Ray's own metrics, which else listen on 44217 and 44227 on every host."""
+    """Return the variables for Ray's own metrics, which else listen on 44217 and 44227 on every host."""
     low, _ = worker_range(ports)
     return {name: str(low + len(DAEMONS) + number) for number, name in enumerate(METRICS)}
 
 
 def worker_range(ports: dict[str, int | str]) -> tuple[int, int]:
-    """The lowest and the highest port of the range."""
+    """Return the lowest and the highest port of the range."""
     low, _, high = str(ports["workers"]).partition("-")
     return int(low), int(high)
 
 
 def needed_ports(role: str, ports: dict[str, int | str]) -> dict[int, str]:
-    """The ports that must be free on a host of this role, and what for."""
+    """Return the ports that must be free on a host of this role, and what for."""
     daemons = {port: name.removesuffix("-port") for name, port in daemon_ports(ports).items()}
     if role == "worker":
         return {port: name for port, name in daemons.items() if name != "ray-client-server"}
@@ -155,7 +155,7 @@ def needed_ports(role: str, ports: dict[str, int | str]) -> dict[int, str]:
 
 
 def taken_ports(ports: dict[int, str]) -> list[str]:
-    """A line for each of these ports that a process listens on, with the process."""
+    """Return a line for each of these ports that a process listens on, with the process."""
     listeners = {}
     for connection in psutil.net_connections(kind="tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port in ports:
@@ -164,7 +164,7 @@ def taken_ports(ports: dict[int, str]) -> list[str]:
 
 
 def _process(pid: int | None) -> str:
-    """A process for people: its id, its user and the beginning of its command."""
+    """Describe a process for people: its id, its user and the beginning of its command."""
     if pid is None:
         return "a process that this user cannot see (another user's, or in another container)"
     try:

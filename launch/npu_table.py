@@ -41,7 +41,7 @@ OLDER = {"verl.algorithm.filter_groups.enable": "false"}  # the verl of ascend-c
 
 
 def table(language: str) -> str:
-    """The table.
+    """Make the table of the Ascend stacks' recipes, in Markdown.
 
     Args:
         language: en, zh.

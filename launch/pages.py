@@ -52,12 +52,12 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def slug(heading: str, space: str = "-") -> str:
-    """A heading's anchor, as GitHub makes it."""
+    """Return a heading's anchor, as GitHub makes it."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", space)
 
 
 def sources() -> dict[str, str]:
-    """Files of the repository that the site has, and where: docs/, pages of the root, pictures that they show."""
+    """Return the repository's files that the site has, and where: docs/, pages of the root, pictures that they show."""
     docs = [file for file in (ROOT / "docs").rglob("*") if file.is_file()]
     found = {str(file.relative_to(ROOT)): str(file.relative_to(ROOT / "docs")) for file in docs}
     for name, page in OF_ROOT.items():
@@ -68,7 +68,7 @@ def sources() -> dict[str, str]:
 
 
 def write(folder: Path, repository: str | None) -> None:
-    """All of them into a folder.
+    """Write all pages of the site into a folder.
 
     Args:
         repository: its address, without a slash at the end.
@@ -84,7 +84,7 @@ def write(folder: Path, repository: str | None) -> None:
 
 
 def converted(text: str, path: str, found: Mapping[str, str], repository: str | None) -> str:
-    """A page, which lies at a path of the repository, as the site's Markdown.
+    """Convert a page at a path of the repository to the site's Markdown.
 
     Args:
         found: see `sources`.
@@ -117,7 +117,7 @@ def _link(link: re.Match[str], path: str, found: Mapping[str, str], repository: 
 
 
 def _apart(text: str) -> Iterator[str]:
-    """Lines, with a blank one before a list or a table that follows a paragraph at once."""
+    """Yield lines, with a blank one before a list or a table that follows a paragraph at once."""
     before, code, listed = "", False, False
     for line in text.splitlines():
         item, row = bool(ITEM.match(line)), line.startswith("|")
@@ -131,7 +131,7 @@ def _apart(text: str) -> Iterator[str]:
 
 
 def page() -> str:
-    """docs/cli.md."""
+    """Return the text of docs/cli.md."""
     sections = [section for name, app in PROGRAMS.items() for section in _sections(name, app)]
     return "\n".join([HEAD, *sections])
 
@@ -145,7 +145,8 @@ def _sections(program: str, app: typer.Typer) -> Iterator[str]:
 
 
 def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """All that are no groups and not hidden, of click or of typer's copy of it, with the words that call them."""
+    """Yield all commands, of click or typer's copy of it, that are no groups and not hidden, with the words to call
+    them."""
     below = getattr(command, "commands", None)
     if below is None:
         yield name, command
@@ -156,7 +157,7 @@ def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 
 def with_tables() -> dict[Path, str]:
-    """The pages of which a table is made of the recipes."""
+    """Return the pages of which a table is made of the recipes."""
     return {file: generated.replaced(file, COMMAND, npu_table.table(language)) for language, file in TABLED.items()}
 
 

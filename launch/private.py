@@ -14,7 +14,7 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def run_folder(run: str) -> Path:
-    """Where what a run needs while it lives lies on this host, Ray's sockets and logs too; nothing is made.
+    """Return the folder of what a run needs on this host while it lives, Ray's sockets and logs too; nothing is made.
 
     The folder around it is what keeps others out, for Ray opens its own to everybody. The path is short, since Ray's
     sockets lie up to 65 characters deeper, and Linux takes 107.
@@ -37,12 +37,12 @@ def make_folder(path: Path) -> Path:
 
 
 def open_file(path: Path, mode: str) -> TextIO:
-    """A file to write that only the caller reads; a link of this name is not followed."""
+    """Open a file to write that only the caller reads; a link of this name is not followed."""
     return open(path, mode, encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600))
 
 
 def read(file: Path) -> bytes:
-    """The bytes of a file that nobody else can have written: the two folders around it are looked at too.
+    """Read the bytes of a file that nobody else can have written: the two folders around it are looked at too.
 
     Raises:
         LaunchError: one of the three is a link, another user's, or others can write to it.
@@ -57,7 +57,7 @@ def read(file: Path) -> bytes:
 
 
 def _own(path: Path, kind: str) -> int:
-    """The mode of a file or folder of the caller's. Raises LaunchError where it is something else, or another's."""
+    """Return the mode of a caller's file or folder. Raises LaunchError where it is something else, or another's."""
     found = path.lstat()
     if not (stat.S_ISDIR(found.st_mode) if kind == "folder" else stat.S_ISREG(found.st_mode)):
         other = "a link, which is not followed" if stat.S_ISLNK(found.st_mode) else "something else"

@@ -27,7 +27,7 @@ SEGMENT = re.compile(r"/dev/shm/(?:psm|verl_weights)_\w+")  # names that Python'
 
 
 def piped(command: Sequence[str]) -> subprocess.Popen[str]:
-    """A child to talk with, in a session of its own: a Ctrl-C is for this process, which ends all in order."""
+    """Start a child to talk with, in a session of its own: Ctrl-C is for this process, which ends all in order."""
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -40,7 +40,7 @@ def piped(command: Sequence[str]) -> subprocess.Popen[str]:
 
 
 class Answer(NamedTuple):
-    """What a program printed; `problem` where it is not there, failed, or was too slow."""
+    """Output of a program; `problem` where it is not there, failed, or was too slow."""
 
     output: str
     problem: str | None = None
@@ -83,7 +83,7 @@ def ask(command: Sequence[str], seconds: float = 30) -> Answer:
 
 
 class ProcessTree:
-    """A process and all its descendants, also those whose parent has gone."""
+    """Process with all its descendants, also those whose parent has gone."""
 
     def __init__(self, root: int) -> None:
         self.members: set[psutil.Process] = {psutil.Process(root)}
@@ -109,20 +109,20 @@ class ProcessTree:
 
 
 def end_as_after_ctrl_c() -> None:
-    """SIGTERM and SIGHUP end this process as Ctrl-C does from now on: with what it has started."""
+    """Let SIGTERM and SIGHUP end this process as Ctrl-C does from now on: with what it has started."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
 
 
 def of_run(run: str) -> list[psutil.Process]:
-    """The processes of this machine that carry the run's id; not this one, nor those it descends from."""
+    """List this machine's processes that carry the run's id; not this one, nor those it descends from."""
     this = psutil.Process()
     own = {this, *this.parents()}
     return [process for process in psutil.process_iter() if process not in own and mark(process) == run]
 
 
 def mark(process: psutil.Process) -> str | None:
-    """The id of the run that started a process; None when it has ended, is another user's, or is of no run."""
+    """Return the id of the run that started a process; None when it has ended, is another user's, or is of no run."""
     try:
         return process.environ().get(MARK)
     except (psutil.Error, OSError):
@@ -179,7 +179,7 @@ def remove(segments: Iterable[Path]) -> None:
 
 
 def mapped_segments(pid: int) -> set[Path]:
-    """The shared-memory files that a process has mapped; none when it has ended."""
+    """Return the shared-memory files that a process has mapped; none when it has ended."""
     try:
         return {Path(name) for name in SEGMENT.findall(Path(f"/proc/{pid}/maps").read_text())}
     except OSError:

@@ -22,20 +22,20 @@ PRODUCTS = {"ascend910b": "A2", "ascend910_93": "A3"}
 
 @dataclass(frozen=True)
 class Package:
-    """An installed package; `commit` where its installer or its version says it."""
+    """Installed package; `commit` where its installer or its version says it."""
 
     version: str
     commit: str | None = None
 
 
 def own_packages() -> list[Path]:
-    """The folders of launch, and of the ascend_quant that would be imported: in an image it is installed elsewhere."""
+    """List the folders of launch, and of the ascend_quant that would be imported: an image has it elsewhere."""
     found = find_spec("ascend_quant")
     return [ROOT / "launch", *(Path(folder) for folder in (found and found.submodule_search_locations) or [])]
 
 
 def sources(packages: Sequence[Path]) -> str:
-    """Twelve hex digits of a SHA-256 over the names and bytes of the Python files of these packages."""
+    """Return twelve hex digits of a SHA-256 over the names and bytes of these packages' Python files."""
     of_package = ((package, file) for package in packages for file in package.rglob("*.py"))
     files = {f"{package.name}/{file.relative_to(package)}": file for package, file in of_package}
     whole = hashlib.sha256()
@@ -46,7 +46,7 @@ def sources(packages: Sequence[Path]) -> str:
 
 @dataclass(frozen=True)
 class Import:
-    """A module that a process of the run imports.
+    """Import that a process of the run makes.
 
     Attributes:
         module: its dotted name; or, with `group`, the name of an entry point.
@@ -64,13 +64,13 @@ class Import:
 
     @property
     def what(self) -> str:
-        """What is to be found, and for whom."""
+        """Description of what is missing, and for whom."""
         name = f"the entry point {self.module} of {self.group}" if self.group else f"the Python module {self.module}"
         return f"{name} is not installed here; needed by {self.who}"
 
 
 def missing(wanted: Iterable[Import], first: Sequence[str] = ()) -> list[Import]:
-    """Those that are not in this environment; `first` are folders before sys.path, as in PYTHONPATH."""
+    """Return those that are not in this environment; `first` are folders before sys.path, as in PYTHONPATH."""
 
     def is_there(one: Import) -> bool:
         if one.group is not None:
@@ -94,12 +94,12 @@ def has_module(name: str, first: Sequence[str] = ()) -> bool:
 
 
 def python_path(variables: Mapping[str, str]) -> list[str]:
-    """The folders in which Python looks first with these variables; the process that asks may have others."""
+    """Return the folders in which Python looks first with these variables; the process that asks may have others."""
     return [folder for folder in variables.get("PYTHONPATH", "").split(os.pathsep) if folder]
 
 
 def installed_packages() -> dict[str, Package]:
-    """Every installed package; of one that is there twice, the first on sys.path, which is the one imported."""
+    """Return every installed package; of duplicates, the first on sys.path, which is the one imported."""
     found: dict[str, Package] = {}
     for distribution in distributions():
         name = distribution.metadata["Name"]
@@ -109,12 +109,12 @@ def installed_packages() -> dict[str, Package]:
 
 
 def plain(name: str) -> str:
-    """A package's name as the index compares names."""
+    """Normalize a package's name as the index does."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def commit(distribution: Distribution) -> str | None:
-    """The commit that a package was built from, where its installer (PEP 610) or its version (+gHASH) says it."""
+    """Return the commit that a package was built from, where its installer (PEP 610) or version (+gHASH) says it."""
     direct = distribution.read_text("direct_url.json")
     if direct and (said := json.loads(direct).get("vcs_info", {}).get("commit_id")):
         return said
@@ -123,7 +123,7 @@ def commit(distribution: Distribution) -> str | None:
 
 
 def cann_version(root: Path, environment: Mapping[str, str]) -> tuple[str | None, str]:
-    """CANN's version and the file that says it; or None, and where it was looked for."""
+    """Return CANN's version and the file that says it; or None, and where it was looked for."""
     set_by = next((name for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME") if environment.get(name)), None)
     folders = [Path(environment[set_by])] if set_by else [root / folder for folder in CANN_FOLDERS]
     for folder in folders:
@@ -135,7 +135,7 @@ def cann_version(root: Path, environment: Mapping[str, str]) -> tuple[str | None
 
 
 def chip_of_build() -> str | None:
-    """What the installed vllm-ascend was built for: its _build_info.py says the SoC (0.10) or the product (0.23)."""
+    """Return what the installed vllm-ascend was built for: _build_info.py says the SoC (0.10) or product (0.23)."""
     for distribution in distributions(name="vllm-ascend"):
         file = Path(str(distribution.locate_file("vllm_ascend/_build_info.py")))
         if file.is_file():
@@ -145,12 +145,12 @@ def chip_of_build() -> str | None:
 
 
 def public(version: str) -> str:
-    """A version without the suffix that a build adds."""
+    """Strip from a version the suffix that a build adds."""
     return version.partition("+")[0]
 
 
 def product(chip_name: str) -> str | None:
-    """A2 or A3, of a SoC's name or of that word itself."""
+    """Return A2 or A3, of a SoC's name or of that word itself."""
     return next(
         (word for start, word in PRODUCTS.items() if chip_name.lower().startswith(start) or chip_name == word), None
     )

@@ -15,7 +15,7 @@ Commit = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
 
 
 class Source(Fields):
-    """A package that is built from a commit.
+    """Source of a package that is built from a commit.
 
     Attributes:
         repository: where it is cloned from.
@@ -30,7 +30,7 @@ class Source(Fields):
 
 
 class Pins(Fields):
-    """A stack.
+    """Pinned versions of a stack.
 
     Attributes:
         devices: what it computes on.
@@ -51,7 +51,7 @@ class Pins(Fields):
 
 
 def pins(stack: str) -> Pins:
-    """The pins of a stack.
+    """Return the pins of a stack.
 
     Raises:
         KeyError: no such stack; recipes and inventories are checked for that before.
@@ -60,7 +60,7 @@ def pins(stack: str) -> Pins:
 
 
 def all_pins() -> dict[str, Pins]:
-    """The pins of every stack."""
+    """Return the pins of every stack."""
     import yaml
 
     return {stack: Pins.model_validate(tree) for stack, tree in yaml.safe_load(FILE.read_text()).items()}

@@ -29,7 +29,7 @@ COUNTED = ("key", "keys", "token", "tokens")  # what has numbers that are no sec
 
 
 def checked(variables: dict[str, str]) -> dict[str, str]:
-    """The variables, if a run's processes can have each of them from a user.
+    """Check that a run's processes can have each variable from a user; returns them.
 
     Raises:
         ValueError: the name that they cannot, and why.
@@ -45,7 +45,7 @@ def checked(variables: dict[str, str]) -> dict[str, str]:
 
 
 def shown(name: str, value: str) -> str:
-    """A value as it may be printed: without a secret, by its name, and without the login in an address."""
+    """Return a value as it may be printed: no secret, which its name tells, and no login in an address."""
     return "***" if value and secret(name, value) else LOGIN.sub("***@", value)
 
 
@@ -57,23 +57,23 @@ def secret(name: str, value: str = "") -> bool:
 
 
 def without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables as they may be printed."""
+    """Return the variables as they may be printed."""
     return {name: shown(name, value) for name, value in variables.items()}
 
 
 def without_secrets_in(text: str) -> str:
-    """A text without secrets, which are found by their names wherever name=value or name: value stands."""
+    """Strip a text of secrets, which are found by their names wherever name=value or name: value stands."""
     return ASSIGNED.sub(_hide, HEADER.sub(r"\1 ***", LOGIN.sub("***@", text)))
 
 
 def override_shown(override: str) -> str:
-    """NAME=VALUE as it may be printed."""
+    """Return NAME=VALUE as it may be printed."""
     name, equals, value = override.partition("=")
     return f"{name}=***" if equals and value and _is_secret(name, value) else without_secrets_in(override)
 
 
 def tree_shown(tree: Any) -> Any:
-    """Settings in mappings and lists as they may be printed."""
+    """Return settings in mappings and lists as they may be printed."""
     if isinstance(tree, Mapping):
         return {
             name: "***" if isinstance(value, str | int) and _is_secret(str(name), str(value)) else tree_shown(value)
@@ -85,7 +85,8 @@ def tree_shown(tree: Any) -> Any:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Of a setting the last word tells: api_key is a secret, max_token_len is none. Of a variable each one does."""
+    """Return whether a value is secret by its name: a setting's last word (api_key, not max_token_len), a variable's
+    any."""
     leaf = name.rpartition(".")[2]
     telling = leaf if leaf.isupper() else re.split(r"[_-]", leaf)[-1]
     counted = telling.lower() in COUNTED and NUMBER.fullmatch(value)

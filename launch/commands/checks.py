@@ -126,7 +126,7 @@ def smoke(
 
 
 def _setting(steps: int, minutes: float, *inputs: Path | None) -> "Setting":
-    """On the stack of the environment, in a folder that is made here."""
+    """Make the smoke test's setting on the stack of the environment, with a new temporary folder."""
     from launch.smoke.setting import Setting
     from launch.stacks import STACK_VARIABLE, all_pins
 
@@ -207,7 +207,7 @@ def _read(files: list[Path], write: bool, as_json: bool) -> NoReturn:
 
 
 def _earlier(out: Path, setting: "Setting", wanted: list[str], console: "Console") -> dict[str, Any] | None:
-    """The content of a file of this command that goes on; None where the file begins anew."""
+    """Load the results of an earlier run of this command that goes on; None where the file begins anew."""
     from launch.smoke.parts import differences
 
     if not out.is_file():

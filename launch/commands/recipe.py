@@ -26,7 +26,7 @@ recipe_app = typer.Typer(no_args_is_help=True, help="What can be trained: recipe
 
 
 class DataName(str, Enum):
-    """The data sets that `run.sh data` makes."""
+    """Names of the data sets that `run.sh data` makes."""
 
     gsm8k = "gsm8k"
     dapo_math = "dapo-math-17k"
@@ -34,14 +34,14 @@ class DataName(str, Enum):
 
 
 def pairs(changes: Sequence[str]) -> list[tuple[str, str]]:
-    """--set KEY=VALUE .. in order, as the last wins; one without "=" ends the command."""
+    """Parse --set KEY=VALUE .. in order, as the last wins; one without "=" ends the command."""
     if wrong := [change for change in changes if "=" not in change]:
         fail(f"--set {wrong[0]}: write KEY=VALUE, as --set nodes=1", WRONG_USE)
     return [(key, value) for key, _, value in (change.partition("=") for change in changes)]
 
 
 def of_data(changes: Sequence[str] | None, data: str | None) -> tuple[list[tuple[str, str]], str | None]:
-    """Changes of the recipe, and the data folder: --data that names files is changes; one file serves for both.
+    """Return the recipe's changes and the data folder: --data that names files becomes changes; one serves for both.
 
     What is neither, by its commas or its ending, ends the command.
     """
@@ -61,7 +61,7 @@ def of_data(changes: Sequence[str] | None, data: str | None) -> tuple[list[tuple
 
 
 def _is_folder(data: str) -> bool:
-    """Whether it is a folder here, or may be one on other hosts: without a comma, or an ending as files have it."""
+    """Return whether --data is a folder here, or may be one on other hosts: no comma, no ending as files have it."""
     like_files = "," in data or re.fullmatch(r"\.[A-Za-z]\w*", os.path.splitext(data)[1])
     return os.path.isdir(data) or not (like_files or os.path.isfile(data))
 

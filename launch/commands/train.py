@@ -83,7 +83,7 @@ def train(
 
 
 def own_number(inventory: "Inventory", local: Sequence[bool], nodes: int) -> int:
-    """Which host of the inventory this machine is, by its own addresses.
+    """Return which host of the inventory this machine is, by its own addresses.
 
     Raises:
         LaunchError: none, several, or one that the recipe does not use.
@@ -131,7 +131,7 @@ def show(plan: "Plan", as_json: bool) -> int:
 
 
 class Model(str, Enum):
-    """Of the demo's models, the architecture."""
+    """Architectures of the demo's models."""
 
     dense = "qwen2"
     experts = "qwen3-moe"
@@ -190,7 +190,7 @@ def demo(
 
 
 def demo_arms(arms: str | None, exact: bool) -> tuple[str, ...]:
-    """The arms that --arms names, or those of --exact; both, and what is no arm, is wrong use."""
+    """Return the arms that --arms names, or those of --exact; both, and what is no arm, is wrong use."""
     from launch.demo.training import ARMS, BESIDE_EXACT
 
     if exact and arms is not None:

@@ -22,7 +22,7 @@ OTHERS = "other names in our sources"  # many of them are other versions': they 
 
 @dataclass(frozen=True)
 class Reading:
-    """Of one feature.
+    """Result of checking one feature's names.
 
     Attributes:
         rows: how many there are.
@@ -50,7 +50,7 @@ def read(what: str) -> tuple[str, list[Reading]]:
 
 
 def fetch(requirement: str, to: Path) -> str:
-    """Unpack the Python files of a release's wheel, without what it requires; "name-version" of the wheel."""
+    """Unpack the Python files of a release's wheel, without what it requires; returns the wheel's "name-version"."""
     wheels = to / "wheels"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(wheels)]
     if subprocess.run([*command, requirement], stdout=sys.stderr).returncode:
@@ -62,7 +62,7 @@ def fetch(requirement: str, to: Path) -> str:
 
 
 def of_folder(folder: Path) -> list[Reading]:
-    """The readings of the package that a folder has."""
+    """Check the package that a folder has, feature by feature."""
     package = next((name for name in ("vllm", "verl", "vllm_ascend") if (folder / name).is_dir()), None)
     if package is None:
         raise LaunchError(f"{folder} has neither vllm nor verl nor vllm_ascend in it")
@@ -76,7 +76,7 @@ def of_folder(folder: Path) -> list[Reading]:
 
 
 def used_in(folder: Path, package: str) -> set[str]:
-    """Every name of a package that the files below a folder import, or have as a hook's target ("module:name")."""
+    """Return every name of a package that files below a folder import, or have as a hook's target ("module:name")."""
     target = re.compile(rf"{package}(\.\w+)*:[\w.]+")
     found: set[str] = set()
     for file in sorted(folder.rglob("*.py")):
@@ -88,7 +88,7 @@ def used_in(folder: Path, package: str) -> set[str]:
 
 
 def imported(node: ast.AST, package: str) -> Iterator[str]:
-    """The names that a statement imports from a package."""
+    """Yield the names that a statement imports from a package."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names if alias.name.partition(".")[0] == package)
     elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").partition(".")[0] == package:

@@ -15,21 +15,21 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Found(NamedTuple):
-    """Where a name is defined; `node` is None for a module, and for what an unknown package has."""
+    """Definition of a name; `node` is None for a module, and for what an unknown package has."""
 
     module: "Module"
     node: ast.AST | None
 
 
 class Sources:
-    """Packages below one folder."""
+    """Source files of the packages below one folder."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self._modules: dict[str, Module | None] = {}
 
     def module(self, name: str) -> "Module | None":
-        """None where there is no such module."""
+        """Return a module of the sources; None where there is no such module."""
         if name not in self._modules:
             place = self.folder.joinpath(*name.split("."))
             files = (place / "__init__.py", place.with_suffix(".py"))
@@ -39,7 +39,7 @@ class Sources:
         return self._modules[name]
 
     def find(self, name: str) -> Found | None:
-        """What "module", "module:name" or "module:Class.attribute" stands for; None where it is not there."""
+        """Find what "module", "module:name" or "module:Class.attribute" stands for; None where it is not there."""
         module_name, _, path = name.partition(":")
         module = self.module(module_name)
         if module is None or not path:
@@ -52,18 +52,18 @@ class Sources:
 
 
 class Module:
-    """One file of them."""
+    """One module of the sources, as parsed and not imported."""
 
     def __init__(self, sources: Sources, name: str, file: Path | None):
         self.sources, self.name, self.file = sources, name, file
 
     @cached_property
     def statements(self) -> list[ast.stmt]:
-        """Those of the module itself, in branches too."""
+        """Statements of the module itself, those in branches too."""
         return [] if self.file is None else list(_flat(ast.parse(self.file.read_text("utf-8")).body))
 
     def find(self, name: str, depth: int = 0) -> Found | None:
-        """What the name stands for here."""
+        """Find what a name stands for in this module."""
         if depth > DEEPEST:
             return None
         for statement in reversed(self.statements):
@@ -93,7 +93,7 @@ class Module:
 
     @cached_property
     def _lazy(self) -> set[str]:
-        """The keys of tables in a module with a `__getattr__`, by which it loads names lazily."""
+        """Keys of tables in a module with a `__getattr__`, by which it loads names lazily."""
         if not any(isinstance(one, FUNCTIONS) and one.name == "__getattr__" for one in self.statements):
             return set()
         tables = (one for statement in self.statements for one in ast.walk(statement) if isinstance(one, ast.Dict))
@@ -107,7 +107,7 @@ def takes(found: Found, argument: str) -> bool:
 
 
 def parameters_of(found: Found) -> set[str] | None:
-    """Names of the arguments of a function, or of a class; None where it takes any, or its signature is not seen."""
+    """Return the argument names of a function or class; None where it takes any, or its signature is not seen."""
     node = found.node
     if isinstance(node, FUNCTIONS):
         if node.args.kwarg is not None:
@@ -125,7 +125,7 @@ def parameters_of(found: Found) -> set[str] | None:
 
 
 def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements, with those in branches, handlers and blocks; not those in functions and classes."""
+    """Yield statements, with those in branches, handlers and blocks; not those in functions and classes."""
     for statement in body:
         yield statement
         if isinstance(statement, (ast.If, ast.Try, ast.With, ast.For)):
@@ -145,7 +145,7 @@ def _defined(statement: ast.stmt) -> set[str]:
 
 
 def _with_bases(found: Found, depth: int = 0) -> Iterator[Found]:
-    """A class and those that it inherits from, as far as their sources are here."""
+    """Yield a class and those that it inherits from, as far as their sources are here."""
     if not isinstance(found.node, ast.ClassDef) or depth > DEEPEST:
         return
     yield found
@@ -156,7 +156,7 @@ def _with_bases(found: Found, depth: int = 0) -> Iterator[Found]:
 
 
 def _member(found: Found, name: str) -> Found | None:
-    """An attribute of a class, or of its objects; what else a module's name has is not seen, and counts as there."""
+    """Find an attribute of a class or of its objects; what else a module's name has is unseen, and counts as there."""
     if isinstance(found.node, (ast.Assign, ast.AnnAssign)):
         return Found(found.module, None)
     for owner in _with_bases(found):

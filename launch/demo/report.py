@@ -99,7 +99,7 @@ def run_arm(choices: Choices, arm: str, out: Path, bars: Bars) -> None:
 
 
 def step_record(line: dict[str, Any], corrected: bool = True, exact: bool = False) -> dict[str, float]:
-    """One step of the report; a metric that verl did not log is an error, not a gap in a plot.
+    """Pick one step of the report; a metric that verl did not log is an error, not a gap in a plot.
 
     Args:
         corrected: whether the run has importance weights, of which verl then logs figures.
@@ -109,7 +109,7 @@ def step_record(line: dict[str, Any], corrected: bool = True, exact: bool = Fals
 
 
 def speed_record(line: dict[str, Any]) -> dict[str, float]:
-    """How fast a step was; rollout_tokens_per_second counts the answers' tokens over the rollout's time."""
+    """Pick a step's speed; rollout_tokens_per_second counts the answers' tokens over the rollout's time."""
     record = pick(line, SPEED_FIELDS)
     return record | {"rollout_tokens_per_second": 1000 / record.pop("rollout_ms_per_token")}
 
@@ -122,13 +122,13 @@ def pick(line: dict[str, Any], fields: dict[str, str]) -> dict[str, float]:
 
 
 def receipt(line: dict[str, Any]) -> dict[str, float]:
-    """The refit metrics of one step without their prefix; those of a single replica are left out."""
+    """Pick the refit metrics of one step, without their prefix; those of a single replica are left out."""
     found = {name.removeprefix(PREFIX): value for name, value in line["data"].items() if name.startswith(PREFIX)}
     return {name: value for name, value in found.items() if "/" not in name}
 
 
 def arm_report(name: str, metrics: Path) -> dict[str, Any]:
-    """One arm, step by step."""
+    """Report one arm, step by step."""
     lines = read_lines(metrics)
     steps = [step_record(line, is_corrected(name), is_exact(name)) | speed_record(line) for line in lines]
     return {
@@ -143,7 +143,7 @@ def arm_report(name: str, metrics: Path) -> dict[str, Any]:
 
 
 def build_report(choices: Choices, out: Path, seconds: float) -> dict[str, Any]:
-    """The whole report as it goes into report.json; `seconds` of the whole demo, warm-up and starts included."""
+    """Build the report as it goes into report.json; `seconds` are the whole demo's, warm-up and starts included."""
     return {
         "arms": [arm_report(name, out / name / "metrics.jsonl") for name in choices.arms],
         "task": choices.setup.task.description,
@@ -154,7 +154,7 @@ def build_report(choices: Choices, out: Path, seconds: float) -> dict[str, Any]:
 
 
 def summary(arm: dict[str, Any]) -> dict[str, float]:
-    """The numbers of one arm that fit a table's row. Without importance weights `ess_min` is NaN.
+    """Summarize an arm in the numbers of a table's row. Without importance weights `ess_min` is NaN.
 
     `unequal`, of an exact arm, is the sum of all steps; else NaN.
     """
@@ -172,7 +172,7 @@ def summary(arm: dict[str, Any]) -> dict[str, float]:
 
 
 def table(report: dict[str, Any]) -> Table:
-    """One row for each arm, in 80 columns; the speed of the whole step is in report.json."""
+    """Build a table with one row for each arm, in 80 columns; the speed of the whole step is in report.json."""
     last = min(FINAL_STEPS, *(len(arm["steps"]) for arm in report["arms"]))
     weights = ", token-level TIS" if any(is_corrected(arm["name"]) for arm in report["arms"]) else ""
     result = Table(title=f"{report['task']} ({report['model']}{weights})", box=None, collapse_padding=True)
@@ -196,7 +196,7 @@ def table(report: dict[str, Any]) -> Table:
 
 
 def told(report: dict[str, Any]) -> str:
-    """What the run has shown of its weight syncs, and what comes next."""
+    """Describe what the run has shown of its weight syncs, and what comes next."""
     proved = [receipt["proved"] for arm in report["arms"] for receipt in arm["receipts"]]
     least = f"in each at least {min(proved):.0f} parameters arrived as the trainer sent them, by their checksums"
     exact = "".join(

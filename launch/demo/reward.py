@@ -4,7 +4,7 @@ from typing import Any
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **_: Any) -> float:
-    """verl's custom reward signature; `solution_str` is the decoded response without special tokens.
+    """Score a response 1.0 or 0.0, by verl's custom reward signature; `solution_str` is decoded without special tokens.
 
     The result is what follows the last colon of a response, or all of it where there is none.
     """

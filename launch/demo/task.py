@@ -40,7 +40,7 @@ EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 
 
 @dataclass(frozen=True)
 class Problem:
-    """A prompt, the only right answer as a model should write it, and what the reward compares (see reward.py)."""
+    """Prompt, the only right answer as a model should write it, and what the reward compares (see reward.py)."""
 
     prompt: str
     answer: str
@@ -49,7 +49,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Addition:
-    """All pairs of operands.
+    """Task over all pairs of operands.
 
     Attributes:
         name: of the data's source.
@@ -64,13 +64,13 @@ class Addition:
     width: int = len("9+9=18") + 1
 
     def problems(self, seed: int) -> Iterator[Problem]:
-        """What the model is asked, without end: round after round, each in its own order."""
+        """Yield what the model is asked, without end: round after round, each in its own order."""
         rng = random.Random(seed)
         while True:
             yield from rng.sample(all_problems(), k=len(all_problems()))
 
     def lessons(self, seed: int, size: int) -> Iterator[list[tuple[str, str]]]:
-        """Batches of prompts with the careless teacher's answers, without end."""
+        """Yield batches of prompts with the careless teacher's answers, without end."""
         import torch
 
         generator = torch.Generator().manual_seed(seed)
@@ -84,24 +84,24 @@ class Addition:
             ]
 
     def exam(self) -> list[Problem]:
-        """What the warm-up's accuracy is computed over."""
+        """Return the problems over which the warm-up's accuracy is computed."""
         return all_problems()
 
 
 def all_problems() -> list[Problem]:
-    """Every pair of operands once, in order."""
+    """List every pair of operands once, in order."""
     operands = range(LARGEST_OPERAND + 1)
     return [Problem(f"{a}+{b}=", str(a + b), str(a + b)) for a in operands for b in operands]
 
 
 def mistake(problem: Problem) -> str:
-    """The difference of the operands."""
+    """Return the teacher's wrong answer: the difference of the operands."""
     first, second = map(int, problem.prompt.removesuffix("=").split("+"))
     return str(abs(first - second))
 
 
 def verl_rows(prompts: int, seed: int, task: Addition) -> list[dict]:
-    """The first `prompts` problems as rows of verl's RLHF datasets."""
+    """Make rows of verl's RLHF datasets from the first `prompts` problems."""
     return [
         {
             "data_source": task.name,
@@ -122,7 +122,7 @@ def write_parquet(path: Path, prompts: int, seed: int, task: Addition) -> None:
 
 
 def vocabulary(alphabet: str = SUMS) -> dict[str, int]:
-    """The tokens and their numbers: the special ones, each character, blank and newline."""
+    """Return the tokens and their numbers: the special ones, each character, blank and newline."""
     return {token: index for index, token in enumerate([PAD, START, END, *alphabet, SPACE, NEWLINE])}
 
 
@@ -142,7 +142,7 @@ def save_tokenizer(folder: Path, alphabet: str = SUMS) -> None:
 
 
 def build_model(name: str, seed: int, shape: Mapping[str, int] = TINY, alphabet: str = SUMS) -> Any:
-    """A randomly initialised float32 model; the same seed gives the same weights."""
+    """Build a randomly initialised float32 model; the same seed gives the same weights."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
 

@@ -37,7 +37,7 @@ NEXT_STEP_SECONDS = 180
 
 @dataclass(frozen=True)
 class WarmUp:
-    """The supervised training before RL.
+    """Settings of the supervised training before RL.
 
     Attributes:
         longest: updates at the full learning rate, at most: it ends when the model's likeliest answers are right.
@@ -60,7 +60,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class Setup:
-    """What is trained.
+    """Setup of a training: recipe, task and model shape.
 
     Attributes:
         recipe: in configs/recipes.
@@ -84,7 +84,7 @@ DEMO = Setup(
 
 @dataclass(frozen=True)
 class Choices:
-    """What the user chose, for all arms."""
+    """User's choices, for all arms."""
 
     arms: tuple[str, ...]
     steps: int
@@ -94,22 +94,22 @@ class Choices:
 
     @property
     def prompts(self) -> int:
-        """How many the data file must hold for all steps."""
+        """Number of prompts that the data file must hold for all steps."""
         return self.steps * load_recipe(self.setup.recipe)["verl"]["data"]["train_batch_size"]
 
 
 def load_recipe(name: str = "demo") -> dict[str, Any]:
-    """A recipe file over those that it extends: `steps` and `verl`."""
+    """Load a recipe file over those that it extends: `steps` and `verl`."""
     return read(FOLDER / f"{name}.yaml")
 
 
 def scheme_of(arm: str) -> str:
-    """That of the arm's rollout weights."""
+    """Return the scheme of an arm's rollout weights."""
     return arm.removesuffix(QAT).removesuffix(UNCORRECTED).removesuffix(EXACT)
 
 
 def is_corrected(arm: str) -> bool:
-    """Whether the arm has importance weights against the difference between the engine's policy and the trainer's."""
+    """Return whether the arm has importance weights that correct the engine's policy towards the trainer's."""
     return not arm.endswith((UNCORRECTED, EXACT))
 
 
@@ -121,7 +121,7 @@ def is_exact(arm: str) -> bool:
 def overrides(
     choices: Choices, arm: str, out: Path, ray_folder: Path, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> list[str]:
-    """All override arguments of one arm; `++` sets a key whether verl's defaults have it or not.
+    """Return all override arguments of one arm; `++` sets a key whether verl's defaults have it or not.
 
     Without importance weights verl 0.9.1 computes none, rejects nothing, and still logs the mismatch. The old policy's
     log-probabilities are the rollout's where the actor is exact (bypass_mode), else the trainer's own.
@@ -159,7 +159,7 @@ def overrides(
 def command(
     choices: Choices, arm: str, out: Path, ray_folder: Path, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> list[str]:
-    """What trains one arm."""
+    """Return the command that trains one arm."""
     main = (sys.executable, "-m", "ascend_quant.integrations.verl.main_ppo")
     return [*main, *overrides(choices, arm, out, ray_folder, changes)]
 
@@ -206,7 +206,7 @@ def train(
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The steps logged so far by verl's `file` logger; a line that is still being written is left for the next look."""
+    """Read the steps logged so far by verl's `file` logger; an incomplete last line is left for the next look."""
     if not path.exists():
         return []
     lines = path.read_text().split("\n")[:-1]

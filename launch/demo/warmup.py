@@ -27,7 +27,7 @@ Encoded = tuple[Tensor, Tensor]  # tokens and labels, one row a problem
 
 
 def make_start(choices: Choices, folder: Path, on_update: Callable[[int], None]) -> float:
-    """Train, save the BF16 checkpoint that all arms start from, and return its sampled accuracy."""
+    """Train the BF16 checkpoint that all arms start from, save it, and return its sampled accuracy."""
     setup = choices.setup
     torch.set_num_threads(1)  # these matrices are too small to share out
     disable_progress_bar()  # the demo has its own
@@ -45,7 +45,7 @@ def make_start(choices: Choices, folder: Path, on_update: Callable[[int], None])
 def imitate_teacher(
     model: Any, task: Addition, plan: WarmUp, seed: int, exam: Encoded, on_update: Callable[[int], None]
 ) -> None:
-    """Supervised training on the teacher's lessons.
+    """Train the model, supervised, on the teacher's lessons.
 
     Raises:
         LaunchError: it takes longer than the plan allows.
@@ -73,7 +73,7 @@ def imitate_teacher(
 
 
 def learning_rate(update: int, falls_from: int | None, plan: WarmUp) -> float:
-    """The rate of an update, counted from 0; None: it does not fall yet."""
+    """Return the learning rate of an update, counted from 0; `falls_from` None: it does not fall yet."""
     fallen = 0 if falls_from is None else (update - falls_from) / plan.fall
     return plan.learning_rate * min((update + 1) / plan.ramp, 1 - (1 - FINAL_SHARE) * fallen)
 
@@ -84,7 +84,7 @@ def is_learnt(model: Any, exam: Encoded, updates: int, plan: WarmUp) -> bool:
 
 
 def encode(pairs: list[tuple[str, str]], task: Addition) -> Encoded:
-    """Prompts with answers as right-padded rows of the task's width; labels count the answer and its end only."""
+    """Encode prompts and answers as right-padded rows of the task's width; labels count the answer and its end."""
     numbers = vocabulary(task.alphabet)
     numbers[" "] = numbers[SPACE]
     tokens = torch.full((len(pairs), task.width), numbers[PAD])
@@ -98,7 +98,7 @@ def encode(pairs: list[tuple[str, str]], task: Addition) -> Encoded:
 
 @torch.no_grad()
 def likeliest_accuracy(model: Any, encoded: Encoded) -> float:
-    """The share of answers of which every token is the likeliest after those before it."""
+    """Return the share of answers of which every token is the likeliest after those before it."""
     tokens, labels = encoded
     likeliest = model(input_ids=tokens).logits[:, :-1].argmax(-1)
     targets = labels[:, 1:]
@@ -107,7 +107,7 @@ def likeliest_accuracy(model: Any, encoded: Encoded) -> float:
 
 @torch.no_grad()
 def sampled_accuracy(model: Any, encoded: Encoded) -> float:
-    """The expected share of right answers at temperature 1."""
+    """Return the expected share of right answers at temperature 1."""
     tokens, labels = encoded
     log_probs = model(input_ids=tokens).logits[:, :-1].float().log_softmax(-1)
     targets = labels[:, 1:]
@@ -116,7 +116,7 @@ def sampled_accuracy(model: Any, encoded: Encoded) -> float:
 
 
 def check_band(accuracy: float, band: tuple[float, float]) -> None:
-    """All arms must have something to learn and something to learn from."""
+    """Raise LaunchError unless the accuracy lies in the band: all arms need something to learn and to learn from."""
     low, high = band
     if not low <= accuracy <= high:
         raise LaunchError(f"the warm-up ended at accuracy {accuracy:.2f}, outside {low}-{high}: try another --seed")

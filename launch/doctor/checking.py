@@ -22,7 +22,7 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one look at one thing.
 
     Attributes:
         check: its name, as in docs/doctor.md.
@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class HostReport:
-    """One host.
+    """Findings of one host.
 
     Attributes:
         traits: what must be alike on all hosts, by name: versions, the chip, the number of devices.
@@ -53,44 +53,44 @@ class HostReport:
 
 @dataclass(frozen=True)
 class Report:
-    """All hosts, and what was found by comparing them."""
+    """Findings of all hosts, and those of comparing them."""
 
     hosts: list[HostReport]
     together: list[Finding] = field(default_factory=list)
 
     @property
     def findings(self) -> list[Finding]:
-        """All findings."""
+        """All findings, those of comparing hosts last."""
         return [*(finding for host in self.hosts for finding in host.findings), *self.together]
 
     @property
     def exit_code(self) -> int:
-        """1 where there is an error, else 0: warnings do not stop a run."""
+        """Exit status: 1 where there is an error, else 0, as warnings do not stop a run."""
         return int(any(finding.level == "error" for finding in self.findings))
 
     def as_json(self) -> str:
-        """For programs."""
+        """Serialize the report for programs."""
         return json.dumps(asdict(self) | {"exit_code": self.exit_code}, indent=1)
 
 
 def ok(what: str) -> Finding:
-    """All is well. The check gives its name to what it finds, here as below."""
+    """Return a finding that all is well. The check gives its name to what it finds, here as below."""
     return Finding("ok", "", what)
 
 
 def warning(what: str, fix: str) -> Finding:
-    """A run would start, and may be slow or fail later."""
+    """Return a finding that a run would start, and may be slow or fail later."""
     return Finding("warning", "", what, fix)
 
 
 def error(what: str, fix: str) -> Finding:
-    """A run would fail."""
+    """Return a finding that a run would fail."""
     return Finding("error", "", what, fix)
 
 
 @dataclass(frozen=True)
 class Check:
-    """A function that yields what it found; nothing where it does not apply.
+    """Wrapper of a function that yields what it found; nothing where it does not apply.
 
     A host's checks take (Facts, Wanted); those that compare hosts take (reports of the hosts, why others are silent).
     """
@@ -99,7 +99,7 @@ class Check:
     find: Callable[..., Iterator[Finding]]
 
     def __call__(self, *given: Any) -> list[Finding]:
-        """Its findings. A check that fails, or facts that could not be gathered, are a finding: others go on."""
+        """Return the check's findings; its own failure, or facts that could not be gathered, are a finding too."""
         findings = []
         try:
             for found in self.find(*given):
@@ -131,7 +131,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def _cell(findings: list[Finding]) -> Text:
-    """The lines of one check on one host, each behind its level."""
+    """Format the lines of one check on one host, each behind its level."""
     return Text("\n").join(Text.assemble(_level(finding), f" {finding.what}") for finding in findings)
 
 
@@ -140,7 +140,7 @@ def _level(finding: Finding) -> tuple[str, str]:
 
 
 def _fixes(report: Report, console: Console) -> None:
-    """What to do, errors first, each once with the hosts that it is for."""
+    """Print what to do, errors first, each once with the hosts that it is for."""
     todo: dict[Finding, list[str]] = {}
     for host in report.hosts:
         for finding in host.findings:

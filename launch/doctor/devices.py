@@ -104,7 +104,7 @@ def free(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def _held(devices: Devices) -> Iterator[Finding]:
-    """Memory that others have, or that cannot be told."""
+    """Yield memory that other processes hold, or that cannot be told."""
     for holder in devices.holders:
         yield warning(
             f"device {holder.device}: {holder.mib} MiB held by {holder.name or 'a process'} ({holder.pid})",

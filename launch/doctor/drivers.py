@@ -32,30 +32,30 @@ VERSION = re.compile(r"(?im)^[ \t]*(?:package_)?version[ \t]*=[ \t]*(\S+)")
 
 
 def devices(kind: str) -> Devices:
-    """Those of a stack whose devices are of this kind: `npu`, `gpu` or `none`."""
+    """Return the devices of a stack whose devices are of this kind: `npu`, `gpu` or `none`."""
     return {"npu": npus, "gpu": gpus, "none": left_alone}[kind]()
 
 
 def left_alone(root: Path = Path("/")) -> Devices:
-    """No device, with the files of the NPUs or GPUs that a stack without devices does not use."""
+    """Return no device, with the files of the NPUs or GPUs that a stack without devices does not use."""
     return Devices(files=device_files(root / "dev", ACCELERATORS))
 
 
 def npu_numbers(folder: Path = Path("/dev")) -> list[int]:
-    """Of the device files davinci0, davinci1 and so on. A container sees those of the NPUs it was given."""
+    """Return the numbers of the device files davinci0, davinci1 and so on; a container sees those of its own NPUs."""
     names = (re.fullmatch(r"davinci(\d+)", file.name) for file in folder.iterdir())
     return sorted(int(name[1]) for name in names if name)
 
 
 class Place(NamedTuple):
-    """Where a die is: npu-smi's numbers."""
+    """Place of a die, in npu-smi's numbers."""
 
     npu: int
     chip: int
 
 
 def npus(root: Path = Path("/")) -> Devices:
-    """The NPUs of this host, or why they cannot be listed. Files are looked for below `root`."""
+    """Return the NPUs of this host, or why they cannot be listed. Files are looked for below `root`."""
     files = device_files(root / "dev")
     answer = ask(["npu-smi", "info"])
     if answer.problem:
@@ -80,13 +80,13 @@ def npus(root: Path = Path("/")) -> Devices:
 
 
 def off_path(root: Path) -> str | None:
-    """Where npu-smi lies, if it is there and PATH does not lead to it: /usr/local/sbin is on root's alone."""
+    """Return where npu-smi lies if PATH does not lead to it: /usr/local/sbin is on root's alone; else None."""
     there = [file for file in NPU_SMI if (root / file.lstrip("/")).exists()]
     return f"{there[0]} {NOT_ON_PATH}" if there and shutil.which("npu-smi") is None else None
 
 
 def parse_dies(table: str) -> dict[Place, Device]:
-    """The dies of the first table."""
+    """Parse the dies of the first table."""
     dies, above = {}, None
     for cells in _rows(table):
         first = cells[0].split()
@@ -101,13 +101,13 @@ def parse_dies(table: str) -> dict[Place, Device]:
 
 
 def _memory(cell: str) -> tuple[int | None, int | None]:
-    """MiB in use and in all; None where the tool says NA, or that there are none."""
+    """Parse the MiB in use and in all; None where the tool says NA, or that there are none."""
     found = MEMORY.search(cell)
     return (int(found[1]), int(found[2])) if found and int(found[2]) else (None, None)
 
 
 def parse_processes(table: str, numbers: dict[Place, int]) -> list[Holder]:
-    """The processes of the second table; newer drivers add a column with the pid in the container."""
+    """Parse the processes of the second table; newer drivers add a column with the pid in the container."""
     holders = []
     for cells in _rows(table):
         place, pid = cells[0].split(), cells[1]
@@ -119,14 +119,14 @@ def parse_processes(table: str, numbers: dict[Place, int]) -> list[Holder]:
 
 
 def _rows(table: str) -> list[list[str]]:
-    """The cells of the lines that begin with a number."""
+    """Return the cells of the lines that begin with a number."""
     lines = [line.strip().strip("|") for line in table.splitlines() if line.lstrip().startswith("|")]
     rows = [[cell.strip() for cell in line.split("|")] for line in lines]
     return [cells for cells in rows if len(cells) >= 3 and NUMBER.fullmatch(cells[0].partition(" ")[0])]
 
 
 def chip(board: str) -> str | None:
-    """The SoC of an NPU, as ascend910b3 or ascend910_9392; None where the tool does not say."""
+    """Return the SoC of an NPU, as ascend910b3 or ascend910_9392; None where the tool does not say."""
     lines = (line.partition(":") for line in board.splitlines())
     fields = {name.strip(): value.strip() for name, _, value in lines}
     name = fields.get("Chip Name")
@@ -141,13 +141,13 @@ def _board(npu: int) -> list[str]:
 
 
 def version_of_table(table: str) -> str | None:
-    """The version in the head of the table."""
+    """Return the version in the head of the table."""
     found = re.search(r"Version:\s*(\S+)", table)
     return found[1] if found else None
 
 
 def driver_version(root: Path) -> str | None:
-    """The driver's version, from its own file; where it is installed, /etc/ascend_install.info says."""
+    """Return the driver's version, from its own file; where it is installed, /etc/ascend_install.info says."""
     said = _read(root / "etc" / "ascend_install.info")
     folder = re.search(r"(?m)^Driver_Install_Path_Param=(\S+)", said)
     base = root / (folder[1] if folder else "/usr/local/Ascend").lstrip("/")
@@ -156,18 +156,18 @@ def driver_version(root: Path) -> str | None:
 
 
 def device_files(folder: Path, patterns: Sequence[str] = DEVICE_FILES) -> tuple[str, ...]:
-    """The files in /dev by which a process reaches the devices."""
+    """List the files in /dev by which a process reaches the devices."""
     found = (path for pattern in patterns for path in folder.glob(pattern))
     return tuple(sorted(path.name for path in found))
 
 
 def _read(file: Path) -> str:
-    """A file's text; nothing where there is no such file."""
+    """Read a file's text; empty where there is no such file."""
     return file.read_text(errors="replace") if file.is_file() else ""
 
 
 def gpus() -> Devices:
-    """The GPUs of this host, or why they cannot be listed. One that the driver cannot ask is told by its error."""
+    """Return the GPUs of this host, or why they cannot be listed; one that the driver cannot ask has its error."""
     if pynvml is None:
         return Devices("NVML", "nvidia-ml-py is not installed here: is this the Python of the stack?")
     try:
@@ -182,7 +182,7 @@ def gpus() -> Devices:
 
 
 def _gpu(number: int) -> tuple[Device, list[Holder]]:
-    """A GPU, and the processes that compute on it."""
+    """Return a GPU, and the processes that compute on it."""
     name = "GPU"
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(number)
@@ -200,7 +200,7 @@ def _gpu(number: int) -> tuple[Device, list[Holder]]:
 
 
 def _if_supported(query: Callable[..., Any], *given: Any) -> Any:
-    """NVML's answer; None where the GPU has no such thing."""
+    """Return NVML's answer; None where the GPU has no such thing."""
     try:
         return query(*given)
     except pynvml.NVMLError_NotSupported:
@@ -208,7 +208,7 @@ def _if_supported(query: Callable[..., Any], *given: Any) -> Any:
 
 
 def _name(pid: int) -> str:
-    """A process's; empty where the driver cannot tell it, as of one outside this container."""
+    """Return a process's name; empty where the driver cannot tell it, as of one outside this container."""
     try:
         return pynvml.nvmlSystemGetProcessName(pid)
     except pynvml.NVMLError:

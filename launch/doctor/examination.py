@@ -27,14 +27,14 @@ PACKAGES = (
 
 
 def wanted_here(recipe: Recipe | None, paths: Paths | None) -> Wanted:
-    """What a run on this machine alone wants of it."""
+    """Return what a run on this machine alone wants of it."""
     stack = recipe.stack if recipe else os.environ.get(STACK_VARIABLE) or "cpu"
     devices = recipe.devices_per_node if recipe else "auto"
     return Wanted(stack=stack, devices=devices, **_of_recipe(recipe, paths))
 
 
 def wanted_of(inventory: Inventory, index: int, recipe: Recipe | None, paths: Paths | None) -> Wanted:
-    """What a run wants of one host of an inventory."""
+    """Return what a run wants of one host of an inventory."""
     host = inventory.hosts[index]
     devices = recipe.devices_per_node if recipe and host.devices == "auto" else host.devices
     return Wanted(
@@ -78,20 +78,20 @@ def _of_recipe(recipe: Recipe | None, paths: Paths | None) -> dict[str, Any]:
 
 
 def examine_here(wanted: Wanted) -> tuple[list[Finding], dict[str, str]]:
-    """What there is to say about this host, and its traits."""
+    """Examine this host: returns its findings and its traits."""
     facts = gather(wanted)
     return judged(CHECKS, facts, wanted), traits(facts)
 
 
 def judged(checks: Sequence[Check], facts: Facts, wanted: Wanted) -> list[Finding]:
-    """What the checks find; in the Python of another stack that one is said, and not all in which it differs."""
+    """Run the checks; in the Python of another stack that alone is found, not all in which it differs."""
     another = any(finding.level == "error" for finding in interpreter.of_stack(facts, wanted))
     left_out = [*OF_THE_STACK, *(BY_NVML if pins(wanted.stack).devices == "gpu" else ())] if another else []
     return [finding for one in checks if one not in left_out for finding in one(facts, wanted)]
 
 
 def gather(wanted: Wanted) -> Facts:
-    """Everything about this host that the checks want to know; what fails stands there as its exception (see Facts).
+    """Gather everything about this host that the checks read; a failure stands there as its exception (see Facts).
 
     The tools of the driver are asked meanwhile: they are slow.
     """
@@ -113,7 +113,7 @@ def gather(wanted: Wanted) -> Facts:
 
 
 def attempt(gatherer: Callable[..., Any], *given: Any) -> Any:
-    """What a gatherer returns; or the exception that it raised, for a field of Facts."""
+    """Call a gatherer; returns its result, or the exception that it raised, for a field of Facts."""
     try:
         return gatherer(*given)
     except Exception as failure:
@@ -137,13 +137,13 @@ BEFORE_RAY = (
 
 
 def in_the_way(wanted: Wanted) -> list[str]:
-    """A line with its fix for each error of the checks that `train` makes on a host before Ray starts."""
+    """Return a line with its fix for each error of the checks that `train` makes on a host before Ray starts."""
     found = judged(BEFORE_RAY, gather(wanted), wanted)
     return [f"{one.what}: {one.fix}" for one in found if one.level == "error"]
 
 
 def traits(facts: Facts) -> dict[str, str]:
-    """By name; what a host does not have, or could not be asked for (which the checks say), is left out."""
+    """Return a host's traits by name; what it lacks, or could not be asked for (which checks say), is left out."""
     found: dict[str, str | None] = {}
     gathered = vars(facts)
     if isinstance(gathered["software"], Software):
@@ -155,7 +155,7 @@ def traits(facts: Facts) -> dict[str, str]:
 
 
 def versions_of(software: Software) -> dict[str, str]:
-    """Of what must be alike on all hosts, by name; what is not installed is left out."""
+    """Return the versions that must be alike on all hosts, by name; what is not installed is left out."""
     packages = {name: software.packages[name].version for name in PACKAGES if name in software.packages}
     cann = {} if software.cann is None else {"CANN": software.cann}
     return {"Python": software.python, **packages, "these sources": software.sources, **cann}

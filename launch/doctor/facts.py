@@ -16,7 +16,7 @@ GIB, MIB = 1 << 30, 1 << 20
 
 @dataclass(frozen=True)
 class Wanted:
-    """It goes to a host as JSON.
+    """What a run wants of a host; goes there as JSON.
 
     Attributes:
         hosts: of the whole run.
@@ -66,7 +66,7 @@ class Wanted:
 
     @property
     def count(self) -> int | None:
-        """How many devices; None where all are taken."""
+        """Number of devices; None where all are taken."""
         if isinstance(self.devices, list):
             return len(self.devices)
         return None if self.devices == "auto" else self.devices
@@ -101,7 +101,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Devices:
-    """What the driver says.
+    """Devices as their driver reports them.
 
     Attributes:
         tool: npu-smi or NVML, or None where the stack has no devices.
@@ -123,7 +123,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class Software:
-    """Versions.
+    """Versions of the software of a host.
 
     Attributes:
         packages: by the names on the package index, in lower case with dashes.
@@ -146,7 +146,7 @@ class Software:
 
 @dataclass(frozen=True)
 class Network:
-    """The host's network.
+    """Network interfaces and ports of a host.
 
     Attributes:
         nics: those that are up, with the addresses they carry.
@@ -162,7 +162,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Link:
-    """An NPU's own network port; `state` is UP, DOWN, or what the tool said."""
+    """Link of an NPU's own network port; `state` is UP, DOWN, or what the tool said."""
 
     device: int
     state: str
@@ -171,7 +171,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Links:
-    """The networks between devices of several hosts.
+    """Networks between devices of several hosts.
 
     Attributes:
         npus: the NPUs' ports, as hccn_tool tells them.
@@ -202,7 +202,7 @@ class Leftover:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine. Sizes are bytes.
+    """Memory, disks and leftover processes of a host. Sizes are bytes.
 
     Attributes:
         shared_memory: of /dev/shm, total and free.
@@ -221,7 +221,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Files:
-    """What the run reads and writes here.
+    """Files that the run reads and writes on a host.
 
     Attributes:
         model: whether the model is here (one of the hub: in the cache); None where the run names none.
@@ -244,7 +244,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything about one host.
+    """Facts about one host.
 
     A field whose gatherer failed holds the exception instead, and reading it raises that.
 

@@ -30,7 +30,7 @@ MAY_DIFFER = ("driver",)
 
 @dataclass(frozen=True)
 class Request:
-    """What a host is asked: to examine itself, and to connect to these (host, port)."""
+    """Request to a host: to examine itself, and to connect to these (host, port)."""
 
     host: str
     wanted: Wanted
@@ -41,7 +41,7 @@ REQUEST, REPORT = TypeAdapter(Request), TypeAdapter(HostReport)
 
 
 def reaching(inventory: Inventory, index: int) -> list[str]:
-    """The arguments that start a host's side, in its container where it has an image."""
+    """Return the arguments that start a host's side, in its container where it has an image."""
     host = inventory.hosts[index]
     return command(inventory, index, start_line(inventory, index, devices=host.devices), is_here(host.address))
 
@@ -69,7 +69,7 @@ def examine(
 
 
 def request(inventory: Inventory, index: int, wanted: Wanted) -> Request:
-    """For one host: of each other a port of Ray's, of HCCL's on NPUs, and one that the kernel would give.
+    """Make a host's request: of each other a port of Ray's, of HCCL's on NPUs, and one that the kernel would give.
 
     That, since torch.distributed, TransferQueue and vLLM take what the kernel gives them.
     """
@@ -84,14 +84,14 @@ def request(inventory: Inventory, index: int, wanted: Wanted) -> Request:
 
 
 def asked(command: list[str], question: Request) -> HostReport | str:
-    """The host's report, or why there is none."""
+    """Ask a host for its report; returns it, or why there is none."""
     task = {"doctor": REQUEST.dump_python(question, mode="json")}
     event, why = converse(command, task, question.host, EXAMINE_SECONDS)
     return why if event is None else REPORT.validate_python(event["report"])
 
 
 def answer_here(question: Request) -> HostReport:
-    """This host's report."""
+    """Examine this host and return its report."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         reasons = pool.map(lambda target: reach(*target), question.targets)
         findings, traits = examine_here(question.wanted)
@@ -100,7 +100,7 @@ def answer_here(question: Request) -> HostReport:
 
 
 def reach(address: str, port: int) -> str | None:
-    """None where a host answers on a port, be it that nobody listens there; else why not: a firewall, or no route."""
+    """Return None where a host answers on a port, even by refusing; else why not: a firewall, or no route."""
     try:
         with socket.create_connection((address, port), timeout=CONNECT_SECONDS):
             return None
@@ -135,7 +135,7 @@ def alike(reports: list[HostReport], silent: dict[str, str]) -> Iterator[Finding
 
 
 def _grouped(values: dict[str, str]) -> str:
-    """`2.9 on a, b; 2.10 on c`."""
+    """Group hosts by value: `2.9 on a, b; 2.10 on c`."""
     ordered = sorted(values, key=lambda host: values[host])
     return "; ".join(
         f"{value} on {', '.join(hosts)}" for value, hosts in groupby(ordered, key=lambda host: values[host])

@@ -26,7 +26,7 @@ BLOCKING = ("ASCEND_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING")
 
 
 def machine(root: Path = Path("/"), temporary: str = TEMPORARY) -> Machine:
-    """The machine as it is now; what this container may use of it is looked up below `root`."""
+    """Return the machine as it is now; what this container may use of it is looked up below `root`."""
     memory = psutil.virtual_memory()
     total = min([memory.total, *cgroup_limits(root)])
     shared, disk = shutil.disk_usage("/dev/shm"), shutil.disk_usage(temporary)
@@ -40,13 +40,13 @@ def machine(root: Path = Path("/"), temporary: str = TEMPORARY) -> Machine:
 
 
 def cgroup_limits(root: Path) -> list[int]:
-    """The memory that this container may use, in bytes; nothing outside one."""
+    """List the cgroup limits on this container's memory, in bytes; none outside one."""
     texts = [(root / file).read_text(errors="replace").strip() for file in CGROUP_LIMITS if (root / file).is_file()]
     return [int(text) for text in texts if re.fullmatch("[0-9]{1,19}", text)]
 
 
 def unusable(folder: str) -> str | None:
-    """Why Ray, torch and Triton cannot use a folder for what is temporary: they write to it and load from it."""
+    """Return why Ray, torch and Triton cannot use a folder for temporary files: they write to it and load from it."""
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"cannot be written by uid {os.getuid()}"
     return "is mounted noexec, so what is compiled there cannot be loaded" if noexec(folder) else None
@@ -58,7 +58,7 @@ def noexec(folder: str) -> bool:
 
 
 def left_behind() -> Iterator[Leftover]:
-    """Raylets, and processes of vLLM and verl that init has adopted."""
+    """Yield raylets, and processes of vLLM and verl that init has adopted."""
     for process in psutil.process_iter(["pid", "ppid", "name", "cmdline", "username"]):
         argv = process.info["cmdline"] or []
         orphan = process.info["ppid"] == 1 and is_engine_or_trainer(argv)

@@ -30,7 +30,7 @@ LIBRARY = "libibverbs.so.1"
 
 
 def network(wanted: Wanted) -> Network:
-    """What the host's network looks like now."""
+    """Return the host's network as it is now."""
     found = nics()
     wire, problem = None, None
     if wanted.address is not None:
@@ -44,7 +44,7 @@ def network(wanted: Wanted) -> Network:
 
 
 def links(kind: str, hosts: int, root: Path = Path("/"), library: str = LIBRARY) -> Links:
-    """What joins the devices of this host (`npu`, `gpu` or `none`) with those of others; nothing for one host."""
+    """Return what joins this host's devices (`npu`, `gpu` or `none`) with those of others; nothing for one host."""
     if hosts == 1 or kind == "none":
         return Links()
     if kind == "gpu":
@@ -59,7 +59,7 @@ def links(kind: str, hosts: int, root: Path = Path("/"), library: str = LIBRARY)
 
 
 def link(tool: str, device: int) -> Link:
-    """One NPU's."""
+    """Ask hccn_tool for one NPU's link."""
     state, address = (ask([tool, "-i", str(device), f"-{about}", "-g"], SECONDS) for about in ("link", "ip"))
     up = re.search(r"link status\s*:\s*(\w+)", state.output)
     ip = re.search(r"ipaddr\s*:\s*(\S+)", address.output)
@@ -68,12 +68,12 @@ def link(tool: str, device: int) -> Link:
 
 
 def names(folder: Path) -> tuple[str, ...]:
-    """What is in a folder; nothing where there is none."""
+    """List what is in a folder; nothing where there is none."""
     return tuple(sorted(path.name for path in folder.iterdir())) if folder.is_dir() else ()
 
 
 def why_not(library: str) -> str | None:
-    """Why a library cannot be loaded; None where it can."""
+    """Return why a library cannot be loaded; None where it can."""
     try:
         ctypes.CDLL(library)
     except OSError as error:
@@ -115,7 +115,7 @@ def variables(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def _judged(name: str, value: str, wanted: Wanted, found: Network, nics: list[str], why: str) -> Finding:
-    """A wrong value is fatal where it wins: the inventory's, or that of the shell that starts a run here.
+    """Judge a variable's value: a wrong one is fatal where it wins, the inventory's or that of the launching shell.
 
     Args:
         nics: that the value leads to, by which the run would be reached; none where it is wrong in itself.
@@ -136,13 +136,13 @@ def _judged(name: str, value: str, wanted: Wanted, found: Network, nics: list[st
 
 
 def _listed(names: str, nics: Iterable[str]) -> list[str]:
-    """The NICs that gloo takes by this value; none where one is not there."""
+    """Return the network interfaces that gloo takes by this value; none where one is not there."""
     wanted = names.split(",")
     return wanted if set(wanted) <= set(nics) else []
 
 
 def _matching(pattern: str, nics: Iterable[str]) -> list[str]:
-    """The NICs that fit, in the system's order: HCCL and NCCL meet on the first, which `^docker` leaves to be lo."""
+    """Return the NICs that fit, in the system's order: HCCL and NCCL meet on the first, which after `^docker` is lo."""
     without_not = pattern.removeprefix("^")
     words = tuple(without_not.removeprefix("=").split(","))
     exact, excludes = without_not.startswith("="), without_not != pattern
@@ -159,7 +159,7 @@ def between(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def _of_npus(found: Links, a3: bool) -> Iterator[Finding]:
-    """An A3's dies talk over HCCS; DOWN and no address have been seen there where all was well."""
+    """Judge the NPUs' links; an A3's dies talk over HCCS: DOWN and no address were seen where all was well."""
     if found.problem:
         yield warning(f"links were not looked at: {found.problem}", "mount the driver's tools into the container")
         return

@@ -18,7 +18,7 @@ OUT_GIB = {"none": 5, "gpu": 50, "npu": 50}
 
 
 def files(wanted: Wanted, environment: Mapping[str, str]) -> Files:
-    """Which of the run's files are here."""
+    """Return which of the run's files are here, and what is wrong with them."""
     out = existing(Path(wanted.out)) if wanted.out is not None else None
     name, variables = wanted.model, process_environment(wanted.stack, environment)
     return Files(

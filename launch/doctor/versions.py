@@ -35,7 +35,7 @@ NVIDIA = {"13": 580}  # the first driver of a CUDA, by NVIDIA's CUDA compatibili
 
 
 def software(environment: Mapping[str, str], root: Path = Path("/")) -> Software:
-    """The versions of this interpreter's environment, and of CANN."""
+    """Return the versions of this interpreter's environment, and of CANN."""
     cann, where = cann_version(root, environment)
     return Software(
         python=platform.python_version(),
@@ -50,7 +50,7 @@ def software(environment: Mapping[str, str], root: Path = Path("/")) -> Software
 
 
 def patched(file: Path) -> str | None:
-    """The file, if FlashRL's lines are in it."""
+    """Return the file, if FlashRL's lines are in it."""
     return str(file) if file.is_file() and clean(file.read_text(errors="replace")).removed else None
 
 
@@ -118,7 +118,7 @@ def _cann(found: Software, pinned: str | None, stack: str) -> Iterator[Finding]:
 
 
 def _hdk(found: str | None, cann: str | None) -> Iterator[Finding]:
-    """The driver beside the table of CANN's release notes."""
+    """Judge the driver's version by the table of CANN's release notes."""
     if found is None or cann is None:
         return
     listed = HDK.get(".".join(cann.split(".")[:2]))

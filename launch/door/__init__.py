@@ -37,7 +37,7 @@ assert "{LIBRARY}" in open("/proc/self/maps").read(), "LD_PRELOAD does not count
 
 
 def build(folder: Path, hosts: Iterable[str]) -> Path:
-    """The library, in a folder that is the caller's alone.
+    """Build the socket filter's library, in a folder that is the caller's alone.
 
     Args:
         hosts: the IP addresses of the run's hosts; this host's own come in too.
@@ -66,7 +66,7 @@ def build(folder: Path, hosts: Iterable[str]) -> Path:
 
 
 def problems() -> list[str]:
-    """Why no run can close its ports on this host, in a line; none where it can."""
+    """List why no run can close its ports on this host, in a line; none where it can."""
     with tempfile.TemporaryDirectory(prefix="aq-door-") as folder:
         try:
             build(Path(folder), [])
@@ -76,7 +76,7 @@ def problems() -> list[str]:
 
 
 def shown() -> str | None:
-    """Why strangers find this host's ports open, though they are turned away; None where the ports are silent."""
+    """Return why strangers find this host's ports open, though they are turned away; None where ports are silent."""
     take_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0xFFFFFFFF))
     filter_ = struct.pack("HP", 1, ctypes.addressof(take_all))  # struct sock_fprog
     with socket.socket() as tried:
@@ -91,7 +91,7 @@ def shown() -> str | None:
 
 
 def preloaded(library: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment with the library before all others; Ray takes LD_PRELOAD from its workers unless it is told."""
+    """Put the library first in LD_PRELOAD; Ray takes LD_PRELOAD from its workers unless it is told."""
     libraries = [str(library), environment.get("LD_PRELOAD")]
     return {**environment, "LD_PRELOAD": ":".join(filter(None, libraries)), "RAY_LD_PRELOAD_ON_WORKERS": "1"}
 

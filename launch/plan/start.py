@@ -91,8 +91,7 @@ def bind(mount: str) -> str:
 
 
 def of_devices(stack: str, chosen: Devices) -> list[str]:
-    """Return docker options for devices, their tools' files, and the networks between them, tested by the host's
-    shell."""
+    """Return docker options for devices, their tools' files, and networks between them; the host's shell tests."""
     if stack.startswith("ascend"):
         return [
             shlex.join(f"--device={path}" for path in ASCEND_DEVICES),

@@ -81,8 +81,7 @@ def read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _check_correction(file: Path, whole: dict[str, Any], said: dict[str, Any]) -> None:
-    """Raise LaunchError for a correction that is `said` where nothing is to be corrected; an inherited one gives
-    way."""
+    """Raise LaunchError for a `said` correction where nothing is to be corrected; an inherited one gives way."""
     if whole.get("qat") == EXACT and said.get("correction") is not None:
         raise failed(file, [f"correction: {said['correction']} with qat {EXACT}: both policies are one. Leave one out"])
 

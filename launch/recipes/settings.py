@@ -74,8 +74,7 @@ class Paths:
 
 
 def paths_of(recipe: Recipe, model: str | None, data: str, out: str | None) -> Paths:
-    """Return the paths of a run; what was not said is the recipe's: its model, which may lie in the data, and its
-    name."""
+    """Return the paths of a run; what was not said is the recipe's: its model, which may lie in the data; its name."""
     own = recipe.model.hub or f"{data}/{recipe.model.folder}"
     return Paths(model or own, data, out or f"runs/{recipe.name}")
 

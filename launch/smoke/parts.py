@@ -73,7 +73,7 @@ def smoke(
 
 
 def chosen_of(setting: Setting, wanted: Sequence[str]) -> tuple[list[Probe], set[str]]:
-    """The probes that are wanted, and the names of all that is."""
+    """Choose the probes that are wanted, and the names of all parts that are."""
     alone = ALONE[setting.devices]
     asked = [name for name in wanted if not any(is_in(one, name) for one in alone)]
     probes = probes_for(setting.device, asked) if asked or not wanted else []
@@ -86,7 +86,7 @@ def now() -> str:
 
 
 def about_of(setting: Setting) -> dict[str, Any]:
-    """What two starts have in common of which one goes on with the other's file."""
+    """Return what two starts must have in common for one to go on with the other's file."""
     return {
         "version": __version__,
         "stack": setting.stack,
@@ -97,13 +97,13 @@ def about_of(setting: Setting) -> dict[str, Any]:
 
 
 def differences(content: Mapping[str, Any], setting: Setting) -> list[str]:
-    """In what an earlier start's file is of another kind of machine or test: it is begun anew then."""
+    """List in what an earlier start's file is of another kind of machine or test; it is begun anew then."""
     wanted = about_of(setting) | {"schema": SCHEMA}
     return [f"{name} {content.get(name)}" for name, value in wanted.items() if content.get(name) != value]
 
 
 def _results(setting: Setting, chosen: Collection[str], probes: Sequence[Probe]) -> Iterator[Result]:
-    """Training comes before engines: it is likeliest to break on a device."""
+    """Yield the results of all parts; training comes before engines, as it is likeliest to break on a device."""
     if DOCTOR in chosen and setting.left > 0:
         yield from in_time(setting, [_doctor(setting)])
     yield from carried_out(setting, [one for one in probes if not one.slow])
@@ -116,12 +116,12 @@ def _results(setting: Setting, chosen: Collection[str], probes: Sequence[Probe])
 
 
 def in_time(setting: Setting, results: Sequence[Result]) -> Iterator[Result]:
-    """The results without what the end of all time broke off, which is left for the next start."""
+    """Yield the results without what the end of all time broke off, which is left for the next start."""
     yield from (one for one in results if setting.left > 0 or not one.broke)
 
 
 def _doctor(setting: Setting) -> Result:
-    """Its findings; errors fail."""
+    """Run the doctor and return its findings as a result; errors fail."""
     file = "doctor.json"
     ended = setting.run(["sh", "-c", f'exec "$@" > {file}', "sh", *LAUNCH, "doctor", "--json"], DOCTOR, DOCTOR_S)
     try:
@@ -138,7 +138,7 @@ def _doctor(setting: Setting) -> Result:
 
 
 def carried_out(setting: Setting, probes: Sequence[Probe]) -> Iterator[Result]:
-    """The results of `ascend-quant smoke`, whose probes may end their process, or never return.
+    """Yield the results of `ascend-quant smoke`, whose probes may end their process, or never return.
 
     Quick ones share a process for as long as it lives, each slow one has its own. Those that take more devices than
     there are have none.
@@ -154,7 +154,7 @@ def carried_out(setting: Setting, probes: Sequence[Probe]) -> Iterator[Result]:
 
 
 def _together(setting: Setting, probes: Sequence[Probe]) -> list[Result]:
-    """The results until the process ended; of the first at least, and of all where it hung before any."""
+    """Return the results until the process ended; of the first at least, and of all where it hung before any."""
     name = probes[0].name
     out = setting.folder / f"{name}.json"
     command = [str(Path(sys.executable).with_name("ascend-quant")), "smoke", "--device", setting.device]

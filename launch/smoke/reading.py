@@ -18,7 +18,7 @@ STYLES = {PROVED: "green", REFUTED: "bold red", OPEN: "yellow"}
 
 @dataclass(frozen=True)
 class Words:
-    """Those of a page's language."""
+    """Words of a page's language."""
 
     head: str
     verdicts: dict[str, str]
@@ -47,14 +47,14 @@ PAGES = {
 
 @dataclass(frozen=True)
 class Read:
-    """One file: on what it was made, and the results by their names."""
+    """Contents of one file: on what it was made, and the results by their names."""
 
     about: str
     results: dict[str, Result]
 
 
 def read(file: Path) -> Read:
-    """A file of the smoke test on an NPU.
+    """Read a file of the smoke test on an NPU.
 
     Raises:
         LaunchError: it is another one.
@@ -80,18 +80,18 @@ def _read(content: dict[str, Any]) -> Read:
 
 
 def verdicts(files: Sequence[Read]) -> list[Decided]:
-    """On every claim."""
+    """Return the verdict on every claim."""
     return decided([one.results for one in files])
 
 
 def in_short(found: Sequence[Decided]) -> str:
-    """How many of each verdict."""
+    """Count each verdict, in words."""
     counts = Counter(one.verdict for one in found)
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in (PROVED, REFUTED, OPEN))
 
 
 def table(words: Words, files: Sequence[Read]) -> str:
-    """The section of a page."""
+    """Return the section of a page, as Markdown."""
     lines = [words.head, "|---|---|---|"]
     for one in verdicts(files) if files else decided([{}]):
         says = one.claim.says if words is PAGES["docs/ascend.md"] else one.claim.says_zh
@@ -103,7 +103,7 @@ def table(words: Words, files: Sequence[Read]) -> str:
 
 
 def pages(files: Sequence[Read], root: Path | None = None) -> dict[Path, str]:
-    """Both pages with the section that the files give; without files as no device has run.
+    """Return both pages with the section that the files give; without files as no device has run.
 
     Raises:
         LaunchError: they are not here, or have lost their marks.

@@ -14,7 +14,7 @@ DEVICES = {"none": "cpu", "npu": "npu", "gpu": "cuda"}  # of stacks, as torch ca
 
 @dataclass(frozen=True)
 class Setting:
-    """What all parts of the smoke test share.
+    """Settings that all parts of the smoke test share.
 
     Attributes:
         stack: a name in docker/stacks.yaml.
@@ -35,14 +35,14 @@ class Setting:
 
     @property
     def device(self) -> str:
-        """As torch calls it."""
+        """Device type as torch names it."""
         return DEVICES[self.devices]
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Seconds that are left."""
         return self.ends - time.monotonic()
 
     def run(self, command: Sequence[str], name: str, limit: float) -> Ended:
-        """A command in a process of its own, in the folder, for as long as its limit and the time allow."""
+        """Run a command in a process of its own, in the folder, for as long as its limit and the time allow."""
         return run(command, self.folder, name, min(limit, self.left), self.stack)

@@ -31,7 +31,7 @@ LARGEST_K3 = 1e-3  # mismatch KL of a step
 
 
 def train(setting: Setting) -> list[Result]:
-    """The steps, if the memory is there; elsewhere than on CPUs also the NaN after them."""
+    """Train the steps, if the memory is there; elsewhere than on CPUs also the NaN after them."""
     memory = load(RECIPE).memory
     decides = {TRAIN: DECIDES} | ({NAN: REFUSES} if setting.devices != "none" else {})
     devices = devices_of(setting.devices)
@@ -49,7 +49,7 @@ def train(setting: Setting) -> list[Result]:
 
 
 def lack(host_gib: int, device_gib: int, available: int, devices: Devices) -> str:
-    """What memory is missing, of the host (bytes that are available) or of the first device; "" for none."""
+    """Return what memory is missing, of the host (bytes that are available) or of the first device; "" for none."""
     if available < host_gib * GIB:
         return f"training needs {host_gib} GiB of memory, {available / GIB:.1f} are available"
     if devices.tool and not devices.found:
@@ -71,7 +71,7 @@ def _on_cpu(setting: Setting) -> tuple[Ended, Path]:
 
 
 def _on_devices(setting: Setting) -> tuple[Ended, Path]:
-    """The recipe, on one device of this machine."""
+    """Train the recipe on one device of this machine."""
     data, out = str(setting.folder / "data"), setting.folder / "out"
     made = setting.run([*LAUNCH, "data", "addition", "--to", data], "data", DATA_S)
     if made.code != 0:
@@ -81,7 +81,7 @@ def _on_devices(setting: Setting) -> tuple[Ended, Path]:
 
 
 def command_of(setting: Setting, data: str, out: Path) -> list[str]:
-    """What trains the recipe on one device of this machine, with one step more, whose weights have a NaN.
+    """Return the command that trains the recipe on one device, with one step more, whose weights have a NaN.
 
     Where engines can sleep and capture graphs, they do, as in the recipes for real models.
     """
@@ -102,7 +102,7 @@ def command_of(setting: Setting, data: str, out: Path) -> list[str]:
 
 
 def judged(setting: Setting, ended: Ended, metrics: Path) -> Result:
-    """What verl logged.
+    """Judge the metrics that verl logged.
 
     Raises:
         LaunchError: a step without one of the demo's metrics.
@@ -128,7 +128,7 @@ def judged(setting: Setting, ended: Ended, metrics: Path) -> Result:
 
 
 def refused(setting: Setting, ended: Ended, trained: Result) -> Result:
-    """What the NaN of the last step led to."""
+    """Judge what the NaN of the last step led to."""
     if trained.values.get("steps") != setting.steps:
         return Result(NAN, REFUSES, FAILED, 0.0, "training did not come so far", broke=True)
     said = NOT_FINITE.search(ended.log.read_text(errors="replace"))

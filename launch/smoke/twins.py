@@ -18,7 +18,7 @@ MEASURED = {"step, s": "step", "rollout, s": "gen", "weight sync, s": "update_we
 
 
 def twin(setting: Setting, name: str) -> Result:
-    """Medians of all steps but the first, which compiles."""
+    """Train a 7B model and return the medians of all steps but the first, which compiles."""
     there = len(devices_of(setting.devices).found)
     if there < DEVICES or not (setting.model and setting.data):
         why = f"{DEVICES} devices, --model and --data are needed; {there} devices are there"
@@ -42,7 +42,7 @@ def twin(setting: Setting, name: str) -> Result:
 
 
 def command_of(setting: Setting, name: str, out: Path) -> list[str]:
-    """What trains it on this machine."""
+    """Return the command that trains the twin on this machine."""
     places = {"--model": setting.model, "--data": setting.data, "--out": out}
     timing = {"total_training_steps": STEPS, "save_freq": -1, "test_freq": -1}
     changes = {"stack": setting.stack} | {f"verl.trainer.{key}": value for key, value in timing.items()}
