@@ -61,7 +61,7 @@ def main(
 
 
 def write_model(model: Model, folder: Path) -> tuple[Path, int]:
-    """A checkpoint of random BF16 weights, one file a layer, and its size; the system still has it in memory."""
+    """Write a checkpoint of random BF16 weights, a file for each layer; returns its folder and size, still cached."""
     folder.mkdir()
     model.write_config(folder)
     generator, places = torch.Generator().manual_seed(0), {}
@@ -79,7 +79,7 @@ def write_model(model: Model, folder: Path) -> tuple[Path, int]:
 
 
 def methods_of(source: Path, out: Path, schemes: list[str]) -> dict[str, Callable[[], object]]:
-    """By name; each leaves `out` behind."""
+    """Return the methods by name; each leaves `out` behind."""
     methods: dict[str, Callable[[], object]] = {COPY: lambda: copy(source, out)}
     for scheme in schemes:
         methods[scheme] = partial(convert, Request(source, out, scheme))
@@ -87,7 +87,7 @@ def methods_of(source: Path, out: Path, schemes: list[str]) -> dict[str, Callabl
 
 
 def copy(source: Path, out: Path) -> None:
-    """Files one after the other, each on the disk before the next begins."""
+    """Copy files one after the other, each on the disk (fsync) before the next begins."""
     out.mkdir()
     for path in sorted(source.iterdir()):
         shutil.copyfile(path, out / path.name)
@@ -96,7 +96,7 @@ def copy(source: Path, out: Path) -> None:
 
 
 def measure(methods: dict[str, Callable[[], object]], out: Path, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each method in each round; one round before them is not counted."""
+    """Measure the seconds of each method in each round; one round before them is not counted."""
     seconds = {name: [] for name in methods}
     for turn in range(-1, rounds):
         console().print(f"round {turn + 1} of {rounds}")
@@ -112,7 +112,7 @@ def measure(methods: dict[str, Callable[[], object]], out: Path, rounds: int) ->
 
 
 def rows(seconds: dict[str, list[float]], size: int) -> list[dict]:
-    """A method each: its seconds, its throughput in bytes of the input, and both of a copy's, round by round."""
+    """Return one row a method: its seconds, its throughput in input bytes, and both of a copy's, round by round."""
     return [
         {
             "method": name,
@@ -126,7 +126,7 @@ def rows(seconds: dict[str, list[float]], size: int) -> list[dict]:
 
 
 def show(result: dict) -> None:
-    """A method a line."""
+    """Print a table, one method a line."""
     title = f"{result['layers']} layers of {result['model']}, {result['bytes'] / 1e9:.2f} GB"
     table = table_of(title, ("method",), ("GB/s of input", "seconds", "of a copy"))
     for row in result["rows"]:

@@ -39,7 +39,7 @@ Ask = Callable[..., list]
 
 @contextmanager
 def started(task: Task) -> Iterator[Ask]:
-    """A vLLM engine that holds a trainer with the model's tensors on each of its GPUs; asks all of these trainers."""
+    """Start a vLLM engine that holds a trainer with the model's tensors on each GPU; yields a call to all of these."""
     from vllm import LLM
 
     import benchmarks.worker  # noqa: F401  registers our plugin
@@ -72,7 +72,7 @@ def run(task: Task) -> dict:
 
 
 def attempts(ask: Ask, ways: tuple[str, ...]) -> tuple[dict[str, dict], dict[str, str]]:
-    """Each way once, what is compiled on the way included; and those that this engine refuses, with its words."""
+    """Try each way once, compilation included; returns the times, and the words of this engine's refusals."""
     first, refused = {}, {}
     for way in ways:
         try:
@@ -83,7 +83,7 @@ def attempts(ask: Ask, ways: tuple[str, ...]) -> tuple[dict[str, dict], dict[str
 
 
 def syncs(ask: Ask, ways: tuple[str, ...], rounds: int) -> dict[str, list[dict]]:
-    """Each way once a round, another one first in every round."""
+    """Time each way once a round, another one first in every round."""
     samples: dict[str, list[dict]] = {way: [] for way in ways}
     for turn in range(rounds):
         for way in rotated(list(ways), turn):
@@ -92,17 +92,17 @@ def syncs(ask: Ask, ways: tuple[str, ...], rounds: int) -> dict[str, list[dict]]
 
 
 def slowest(ranks: list[dict]) -> dict:
-    """A sync takes as long as the slowest rank."""
+    """Return the slowest rank's sample: a sync takes as long as that."""
     return max(ranks, key=lambda sample: sample["ms"])
 
 
 def faults(ask: Ask) -> list[str]:
-    """What is wrong with the bytes of each rank."""
+    """List what is wrong with the bytes of each rank."""
     return [f"rank {rank}: {fault}" for rank, found in enumerate(ask("faults")) for fault in found]
 
 
 def stacked(ask: Ask, rounds: int, result: dict) -> None:
-    """The same with stacked experts, where this vLLM takes them: the first one is a refit without a plan."""
+    """Time the sync with stacked experts, where this vLLM takes them: the first one is a refit without a plan."""
     first, refused = attempts(ask, ("stacked",))
     if refused:
         ask("sync", "bare")  # heals the engine

@@ -64,7 +64,7 @@ WARM_STEPS, ROUNDS, STEPS = 8, 3, 32
 
 
 def run(task: Task) -> dict:
-    """Of each batch, and context if there are any: tokens a second, one a round, and how many sequences would fit."""
+    """Measure each batch (and context, if any): tokens a second, one a round, and how many sequences would fit."""
     places = pairs(task)
     longest = max((max(lengths(task, *place)) + steps(*place) for place in places), default=0)
     with started(task, longest or task.rollouts.prompt + task.rollouts.answer) as llm:
@@ -78,7 +78,7 @@ def run(task: Task) -> dict:
 
 @contextmanager
 def started(task: Task, longest: int) -> Iterator:
-    """A vLLM engine with random weights, with CUDA graphs for the batches that are asked for.
+    """Start a vLLM engine with random weights, with CUDA graphs for the batches that are asked for.
 
     Args:
         longest: tokens of a sequence, prompt and answer.
@@ -98,7 +98,7 @@ def started(task: Task, longest: int) -> Iterator:
 
 
 def options_of(task: Task) -> dict:
-    """vLLM's, of an engine."""
+    """Return vLLM's options of an engine."""
     rollouts = task.rollouts
     options = {
         **SETTINGS,
@@ -114,7 +114,7 @@ def options_of(task: Task) -> dict:
 
 
 def with_cache(scheme: dict, cache: str) -> dict:
-    """vLLM's options for those of a scheme, with that cache.
+    """Return vLLM's options for a scheme with that KV cache.
 
     Raises:
         ValueError: one of our caches for an engine that is not ours.
@@ -130,26 +130,26 @@ def with_cache(scheme: dict, cache: str) -> dict:
 
 
 def capacity(cache_config) -> int:
-    """Tokens that an engine's cache holds."""
+    """Return the number of tokens that an engine's KV cache holds."""
     return cache_config.num_gpu_blocks * cache_config.block_size
 
 
 def sampling(tokens: int, **more):
-    """As rollouts are sampled: from the whole distribution."""
+    """Return sampling parameters as rollouts have them: from the whole distribution."""
     from vllm import SamplingParams
 
     return SamplingParams(max_tokens=tokens, temperature=1.0, ignore_eos=True, detokenize=False, **more)
 
 
 def prompts(model: Model, batch: int, length: int, seed: int = 0) -> list[dict]:
-    """Random token ids."""
+    """Generate prompts of random token ids."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(2, model.vocab, (batch, length), generator=generator)
     return [{"prompt_token_ids": row} for row in ids.tolist()]
 
 
 def _answered(llm, task: Task, batch: int) -> list[float]:
-    """Tokens a second of a whole batch, its prompts included."""
+    """Measure the tokens a second of a whole batch, its prompts (prefill) included."""
     asked, tokens = prompts(task.cut_model(), batch, task.rollouts.prompt), task.rollouts.answer
     llm.generate(asked, sampling(WARM_STEPS), use_tqdm=False)
     start = time.perf_counter()
@@ -162,17 +162,17 @@ def _answered(llm, task: Task, batch: int) -> list[float]:
 
 
 def pairs(task: Task) -> list[tuple[int, int]]:
-    """Contexts and batches, all with all."""
+    """List all pairs of contexts and batches."""
     return [(context, batch) for context in task.rollouts.contexts for batch in task.rollouts.batches]
 
 
 def steps(context: int, batch: int) -> int:
-    """Tokens that a sequence may decode: while others' prompts are computed, to warm up, in the rounds."""
+    """Return the tokens that a sequence may decode: while others' prompts are computed, to warm up, in the rounds."""
     return -(-2 * context * batch // PREFILLED) + 2 * WARM_STEPS + ROUNDS * STEPS + 2
 
 
 def lengths(task: Task, context: int, batch: int) -> list[int]:
-    """Tokens of each prompt.
+    """Return the tokens of each prompt.
 
     Raises:
         ValueError: the model has not so many positions.
@@ -187,7 +187,7 @@ def lengths(task: Task, context: int, batch: int) -> list[int]:
 
 
 def _decoded(llm, task: Task, held: int, context: int, batch: int) -> dict:
-    """Decode steps of one context and batch; no rates where it does not fit."""
+    """Measure the decode steps of one context and batch; no rates where it does not fit."""
     from vllm.sampling_params import RequestOutputKind
 
     asked, more = lengths(task, context, batch), steps(context, batch)
@@ -228,5 +228,5 @@ def until(engine, tokens: int) -> int:
 
 
 def _written(engine) -> int:
-    """Tokens that all requests have decoded."""
+    """Return the tokens that all requests have decoded."""
     return sum(state.detokenizer.num_output_tokens() for state in engine.output_processor.request_states.values())

@@ -48,7 +48,7 @@ def run(task: Task) -> dict:
 
 
 def sample(matrices: Sequence[Matrix]) -> list[Matrix]:
-    """A few, the first and the last layer's among them."""
+    """Return a few matrices, the first and the last layer's among them."""
     half = CHECKED // 2
     return list(matrices) if len(matrices) <= CHECKED else [*matrices[:half], *matrices[-half:]]
 

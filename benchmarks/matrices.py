@@ -15,7 +15,7 @@ ON_CPU = 2 << 30  # bytes of them on a CPU
 
 @dataclass(eq=False)
 class Matrix:
-    """One weight: `source` (N, K) in BF16 as the trainer sends it, `codes` (N, K) int8 and `scale` (N) float32."""
+    """Weight matrix: `source` (N, K) in BF16 as the trainer sends it, `codes` (N, K) int8 and `scale` (N) float32."""
 
     name: str
     source: torch.Tensor
@@ -26,12 +26,12 @@ class Matrix:
         self.resident = QuantizedWeight(self.name, self.codes, self.scale, self.source.shape[1])
 
     def scale_of_rows(self) -> torch.Tensor:
-        """(N, 1) float32: the oracle's scales."""
+        """Return the oracle's scales, (N, 1) float32."""
         return (self.source.abs().amax(dim=1, keepdim=True).float() / oracle.INT8_MAX).clamp(min=1e-12)
 
 
 def shapes_of(model: Model) -> dict[str, tuple[int, int]]:
-    """(N, K) of every matrix that a scheme quantizes, by its name in the checkpoint."""
+    """Return the shape (N, K) of every matrix that a scheme quantizes, by its name in the checkpoint."""
     shapes = {}
     for name, shape in model.shapes().items():
         prefix, _, leaf = name.rpartition(".")
@@ -48,19 +48,19 @@ def shapes_of(model: Model) -> dict[str, tuple[int, int]]:
 
 
 def elements(model: Model) -> int:
-    """How many weights are quantized."""
+    """Return the number of weights that are quantized."""
     return sum(rows * columns for rows, columns in shapes_of(model).values())
 
 
 def that_fits(model: Model, device: torch.device) -> Model:
-    """The model with as many layers as the device has room for."""
+    """Cut the model to as many layers as the device has room for."""
     free = ROOM * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else ON_CPU
     per_layer = BYTES * elements(model.cut(1))
     return model.cut(max(1, min(model.layers, int(free / per_layer))))
 
 
 def matrices_of(model: Model, device: torch.device, seed: int) -> list[Matrix]:
-    """All of them, with random values of rows that differ in size."""
+    """Make all matrices, with random values of rows that differ in size."""
     generator = torch.Generator(device).manual_seed(seed)
     matrices = []
     for name, shape in shapes_of(model).items():

@@ -9,7 +9,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 class Row(NamedTuple):
-    """One figure of one run; rows of the same run were measured beside each other.
+    """Row of one figure of one run; rows of the same run were measured beside each other.
 
     Attributes:
         run: date, hardware and what was run; a visit's page has the same date and hardware.
@@ -34,18 +34,18 @@ class Row(NamedTuple):
 
     @property
     def named(self) -> dict[str, str]:
-        """The case with the run and the model."""
+        """Case of the row, with its run and its model."""
         return {**self.case, "run": self.run, "model": self.model}
 
 
 def rows(figure: str, **case: str | int) -> list[Row]:
-    """Those of a figure whose case has these values; `run` and `model` may stand among them."""
+    """Return the rows of a figure whose case has these values; `run` and `model` may stand among them."""
     wanted = {name: str(value) for name, value in case.items()}.items()
     return [row for row in every() if row.figure == figure and wanted <= row.named.items()]
 
 
 def one(figure: str, **case: str | int) -> Row:
-    """The only row of this case.
+    """Return the only row of this case.
 
     Raises:
         LookupError: there is none, or there are several.
@@ -58,7 +58,7 @@ def one(figure: str, **case: str | int) -> Row:
 
 @cache
 def every() -> list[Row]:
-    """All rows of the file."""
+    """Return all rows of the file."""
     with (RESULTS / "measured.csv").open(newline="") as file:
         return [_row(line) for line in csv.DictReader(file)]
 

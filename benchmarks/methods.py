@@ -18,7 +18,7 @@ POISON = 3e38  # what buffers hold before they are written
 
 
 def competitors(matrices: Sequence[Matrix]) -> dict[str, Call]:
-    """How others turn BF16 weights into resident int8 codes, by the names of the report.
+    """Return how others turn BF16 weights into resident int8 codes, by the names of the report.
 
     Written from what they do, each step an operation of torch. All take the matrices one after the other, as their
     owners' loaders do, and end in the same resident buffers as ours.
@@ -30,7 +30,7 @@ def competitors(matrices: Sequence[Matrix]) -> dict[str, Call]:
 
 
 def ours(matrices: Sequence[Matrix], device: torch.device) -> dict[str, Call]:
-    """The kernels with and without the receipt's counting, their moves prepared; and a whole refit by plan."""
+    """Return the kernels with and without the receipt's counting, their moves prepared; and a whole refit by plan."""
     counters = Counters(device)
     jobs, write = [int8_job(matrices, counters)], kernels_for(device).write
     return {
@@ -41,7 +41,7 @@ def ours(matrices: Sequence[Matrix], device: torch.device) -> dict[str, Call]:
 
 
 def fp8(matrices: Sequence[Matrix], device: torch.device) -> dict[str, Call]:
-    """The fp8 kernels, one call a kind; they overwrite the int8 codes."""
+    """Return the fp8 kernels, one call a kind; they overwrite the int8 codes."""
     calls = {}
     for kind in FP8:
         counters = Counters(device)
@@ -51,12 +51,12 @@ def fp8(matrices: Sequence[Matrix], device: torch.device) -> dict[str, Call]:
 
 
 def int8_job(matrices: Sequence[Matrix], counters: Counters) -> Job:
-    """All matrices into their resident buffers."""
+    """Return the job of all matrices into their resident int8 buffers."""
     return _job([move_of(matrix) for matrix in matrices], matrices, counters)
 
 
 def fp8_job(kind: str, matrices: Sequence[Matrix], counters: Counters) -> Job:
-    """The same for an fp8 kind, into the bytes of the int8 codes and scales of its own."""
+    """Return the job of all matrices for an fp8 kind, into the bytes of the int8 codes and scales of its own."""
     moves = []
     for matrix in matrices:
         codes, scale = matrix.codes.view(torch.float8_e4m3fn), fp8_scale(kind, matrix)
@@ -66,12 +66,12 @@ def fp8_job(kind: str, matrices: Sequence[Matrix], counters: Counters) -> Job:
 
 
 def move_of(matrix: Matrix) -> Move:
-    """All of a matrix into its resident buffers."""
+    """Return the move of a whole matrix into its resident buffers."""
     return Move.of(matrix.source, matrix.codes, matrix.scale, weight=matrix.resident.weight)
 
 
 def fp8_scale(kind: str, matrix: Matrix) -> torch.Tensor:
-    """A buffer for the scales: one a row, or one a block."""
+    """Make a buffer for the scales: one a row, or one a block."""
     rows, columns = matrix.source.shape
     shape = (-(-rows // BLOCK), -(-columns // BLOCK)) if kind == "fp8_blocks" else (rows,)
     return torch.full(shape, POISON, device=matrix.source.device)
@@ -83,7 +83,7 @@ def _job(moves: Sequence[Move], matrices: Sequence[Matrix], counters: Counters) 
 
 
 def refit_by_plan(matrices: Sequence[Matrix]) -> Call:
-    """What an engine does with a refit whose plan is known, from open to receipt; it waits for the device."""
+    """Return what an engine does with a refit whose plan is known, from open to receipt; it waits for the device."""
     refit = Refit([matrix.resident for matrix in matrices])
     refit.plan = Plan({m.name: Entry(m.source.shape, [(m.resident, move_of(m))]) for m in matrices})
     named = [(matrix.name, matrix.source) for matrix in matrices]
@@ -99,7 +99,7 @@ def refit_by_plan(matrices: Sequence[Matrix]) -> Call:
 
 
 def frozen_scales(matrices: Sequence[Matrix]) -> Call:
-    """FlashRL's int8: scales from a profile, made once; the product with both in float32, rounded, clamped, copied.
+    """Return FlashRL's int8: scales from a profile, made once; the product in float32, rounded, clamped, copied.
 
     A profile holds one factor an output row, and one an input column where a norm was smoothed into the layer.
     """
@@ -114,7 +114,7 @@ def frozen_scales(matrices: Sequence[Matrix]) -> Call:
 
 
 def online(matrices: Sequence[Matrix]) -> Call:
-    """vLLM's online int8 (its experts): the largest magnitude, division, rounding and clamping in BF16, a cast."""
+    """Return vLLM's online int8 (its experts): largest magnitude, division, rounding and clamping in BF16, a cast."""
 
     def run() -> None:
         for matrix in matrices:
@@ -127,7 +127,7 @@ def online(matrices: Sequence[Matrix]) -> Call:
 
 
 def vllm_in_place(matrices: Sequence[Matrix]) -> Call:
-    """The kernel of vLLM's `scaled_int8_quant`, given the resident tensors to write to."""
+    """Return the kernel of vLLM's `scaled_int8_quant`, given the resident tensors to write to."""
     import vllm._custom_ops  # noqa: F401  registers the kernel
 
     kernel = torch.ops._C.dynamic_scaled_int8_quant
@@ -140,7 +140,7 @@ def vllm_in_place(matrices: Sequence[Matrix]) -> Call:
 
 
 class Copy:
-    """A plain copy within the device: the floor of everything that reads and writes memory.
+    """Plain copy within the device: the floor of everything that reads and writes memory.
 
     Args:
         nbytes: of the buffer that is read; another one like it is written.
@@ -151,7 +151,7 @@ class Copy:
         self.target = torch.empty_like(self.source)
 
     def of(self, moved: int) -> Call:
-        """Copies that read and write `moved` bytes together, through the whole buffer again and again."""
+        """Return copies that read and write `moved` bytes together, through the whole buffer again and again."""
         full, rest = divmod(moved // 2, self.source.nbytes)
 
         def run() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder of the Qwen2.5, Qwen3 or (with experts) Qwen3-MoE architecture.
+    """Shape of a decoder of the Qwen2.5, Qwen3 or (with experts) Qwen3-MoE architecture.
 
     Attributes:
         expert_width: intermediate size of one expert; 0 where there are no experts.
@@ -35,7 +35,7 @@ class Model:
     norms: bool = False
 
     def cut(self, layers: int | None) -> "Model":
-        """The same with fewer layers; all of them for None.
+        """Return the model with fewer layers; all of them for None.
 
         Raises:
             ValueError: it has not that many.
@@ -45,7 +45,7 @@ class Model:
         return self if layers is None else replace(self, layers=layers)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor of the checkpoint; a layer's experts as two stacks, as newer trainers hold them."""
+        """Return the shape of every checkpoint tensor; a layer's experts as two stacks, as newer trainers hold them."""
         shapes = {"model.embed_tokens.weight": (self.vocab, self.hidden)}
         for layer in range(self.layers):
             prefix = f"model.layers.{layer}"
@@ -76,11 +76,11 @@ class Model:
 
     @property
     def has_norms(self) -> bool:
-        """Whether queries and keys have norms, and no biases."""
+        """True where queries and keys have norms, and no biases."""
         return self.norms or bool(self.experts)
 
     def config(self) -> dict:
-        """Its config.json."""
+        """Return the model's config.json."""
         name, kind = ("Qwen3", "qwen3") if self.norms else ("Qwen2", "qwen2")
         config = {
             "architectures": ["Qwen3MoeForCausalLM" if self.experts else f"{name}ForCausalLM"],
@@ -118,7 +118,7 @@ class Model:
         return config
 
     def write_config(self, folder: Path) -> Path:
-        """A folder that vLLM takes for a model, without weights or tokenizer."""
+        """Make a folder that vLLM takes for a model, without weights or tokenizer."""
         (folder / "config.json").write_text(json.dumps(self.config(), indent=2))
         return folder
 
@@ -140,7 +140,7 @@ SHORT = {name.partition("-")[2] if model.real else name: name for name, model in
 
 
 def get_model(name: str) -> Model:
-    """The model called `name`.
+    """Return the model called `name`.
 
     Raises:
         ValueError: naming those that there are.

@@ -79,7 +79,7 @@ def main(
 
 @dataclass(frozen=True)
 class Row:
-    """One method's figures.
+    """Figures of one method.
 
     Attributes:
         ms, host_ms: median and spread (see `timing`).
@@ -97,18 +97,18 @@ class Row:
 
     @property
     def rate(self) -> float:
-        """Bytes a second, by the median."""
+        """Throughput in bytes a second, by the median."""
         return self.moved / self.ms["median"] * 1e3
 
 
 def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
-    """All rows, in the order of the tasks."""
+    """Return all rows, in the order of the tasks."""
     makers = {"kernels": _kernels, "engine": _engine}
     return [row for one in outcomes if one.result is not None for row in makers[one.task.part](one)]
 
 
 def copy_rate(rows: Sequence[Row]) -> float | None:
-    """Bytes a second of a plain device copy, read and written ones counted; None if the run has not measured it."""
+    """Return the bytes a second of a plain device copy, read and written ones counted; None if it was not measured."""
     return max((row.rate for row in rows if row.method == "copy"), default=None)
 
 
@@ -135,7 +135,7 @@ def _engine(outcome: Outcome) -> Iterator[Row]:
 
 
 def show(outcomes: Sequence[Outcome], out: Console) -> None:
-    """The figures, what engines refused, and last what is wrong."""
+    """Print the figures, what engines refused, and last what is wrong."""
     rows = rows_of(outcomes)
     copied = copy_rate(rows)
     figures = ("ms", "low - high", "host ms", "GB/s", "of a copy", "extra MiB")

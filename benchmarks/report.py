@@ -25,7 +25,7 @@ WIDTH = 150  # of a table that no terminal limits
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task.
+    """Outcome of a task.
 
     Attributes:
         result: what was measured; None if it failed. Its `faults` say what makes it wrong.
@@ -39,7 +39,7 @@ class Outcome:
 
 
 def faults_of(outcomes: Sequence[Outcome]) -> list[str]:
-    """Everything that is wrong: tasks that failed, and what the others found wrong."""
+    """List everything that is wrong: tasks that failed, and what the others found wrong."""
     faults = []
     for outcome in outcomes:
         faults += [outcome.error] if outcome.result is None else []
@@ -48,12 +48,12 @@ def faults_of(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def console() -> Console:
-    """Where tables go."""
+    """Return the console on which tables are printed."""
     return Console() if sys.stdout.isatty() else Console(width=WIDTH)
 
 
 def table_of(title: str, words: Sequence[str], figures: Sequence[str]) -> Table:
-    """An empty table: columns of words, then columns of figures."""
+    """Make an empty table: columns of words, then columns of figures."""
     table = Table(title=title)
     for heading in words:
         table.add_column(heading)
@@ -63,13 +63,13 @@ def table_of(title: str, words: Sequence[str], figures: Sequence[str]) -> Table:
 
 
 def show_faults(faults: Sequence[str], out: Console) -> None:
-    """What is wrong, last of all."""
+    """Print what is wrong, last of all."""
     for fault in faults:
         out.print(f"[red]wrong:[/red] {escape(fault)}", soft_wrap=True)
 
 
 def write_run(path: Path, module: str, device: str, content: dict, outcomes: Sequence[Outcome] = ()) -> None:
-    """A run of `python -m module`: what it ran on, its content and every sample; whole or not at all."""
+    """Write a run of `python -m module` atomically: what it ran on, its content and every sample."""
     head = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": ["python", "-m", module, *sys.argv[1:]],
@@ -84,7 +84,7 @@ def write_run(path: Path, module: str, device: str, content: dict, outcomes: Seq
 
 
 def hardware(device: str) -> dict[str, Any]:
-    """Names and sizes, as the machine itself tells them, without touching the device."""
+    """Return names and sizes of the hardware as the machine itself tells them, without touching the device."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = {"cpu": _processor(), "cores": os.cpu_count(), "memory_gib": round(memory / 2**30, 1)}
     if device == "cuda":
@@ -94,7 +94,7 @@ def hardware(device: str) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of what the figures depend on."""
+    """Return the versions of what the figures depend on."""
     found = {"python": platform.python_version(), "commit": _commit()}
     for package in PACKAGES:
         try:
@@ -117,7 +117,7 @@ def _processor() -> str:
 
 
 def _output(*command: str) -> str:
-    """What a command prints; nothing where there is no such command, or it fails."""
+    """Return what a command prints; empty where there is no such command, or it fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):

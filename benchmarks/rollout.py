@@ -85,7 +85,7 @@ def main(
 
 
 def engines_of(schemes: Sequence[str], caches: Sequence[str]) -> list[tuple[str, str]]:
-    """Schemes and their caches: BF16 weights have the BF16 cache, and others with them where they are alone."""
+    """Pair schemes with KV caches: BF16 weights have the BF16 cache, and others with them where they are alone."""
     base = [PLAIN] if "bf16" in schemes else []
     others = [scheme for scheme in schemes if scheme != "bf16"] or ["bf16"]
     pairs = base + [
@@ -105,7 +105,7 @@ def check_lengths(task: Task) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """One scheme with one cache, at one batch.
+    """Row of one scheme with one KV cache, at one batch.
 
     Attributes:
         context: tokens in the mean; None of whole answers.
@@ -125,12 +125,12 @@ class Row:
 
     @property
     def rate(self) -> float | None:
-        """Tokens a second, the median."""
+        """Median of the tokens a second."""
         return median(self.rates) if self.rates else None
 
 
 def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
-    """Model by model, context by context, batch by batch; within them as the engines came."""
+    """Return rows model by model, context by context, batch by batch; within them as the engines came."""
     found: dict[tuple, list[dict]] = {}
     for outcome in outcomes:
         for one in (outcome.result or {}).get("measured", ()):
@@ -147,7 +147,7 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
 
 
 def show(outcomes: Sequence[Outcome], out: Console) -> None:
-    """Tokens a second beside those of BF16, and last what is wrong."""
+    """Print tokens a second beside those of BF16, and last what is wrong."""
     words = ("model", "weights", "cache")
     figures = ("context", "batch", "tokens/s", "low - high", "times BF16", "sequences that fit")
     table = table_of("Rollouts: medians", words, figures)

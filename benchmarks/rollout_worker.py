@@ -16,7 +16,7 @@ register()  # where the package lies in PYTHONPATH alone, vLLM's processes do no
 
 
 class Extension:
-    """Methods that vLLM adds to its worker class."""
+    """Worker extension: methods that vLLM adds to its worker class."""
 
     def fill_with_random_weights(self) -> None:
         """Overwrite every parameter in place: graphs are captured already."""
@@ -30,7 +30,7 @@ class Extension:
 
 
 def fill(name: str, values: torch.Tensor, largest: int, generator: torch.Generator) -> None:
-    """One parameter: codes up to `largest`, their scales, or floats."""
+    """Fill one parameter: codes up to `largest`, their scales, or floats."""
     if values.dtype in CODES:
         _normal(values, SPREAD * largest / LARGEST, generator, largest)
     elif "scale" in name:
@@ -42,7 +42,7 @@ def fill(name: str, values: torch.Tensor, largest: int, generator: torch.Generat
 
 
 def _normal(values: torch.Tensor, spread: float, generator: torch.Generator, largest: int | None = None) -> None:
-    """In slices, since codes are drawn as floats first."""
+    """Fill with normal noise in slices, since codes are drawn as floats first."""
     for part in values.split(max(1, SLICE * len(values) // max(1, values.numel())), dim=0):
         drawn = torch.empty(part.shape, dtype=torch.float32, device=part.device)
         drawn.normal_(0.0, spread, generator=generator)

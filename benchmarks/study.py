@@ -37,7 +37,7 @@ PANELS = {"reward": "reward", "k3_kl": "mismatch KL (k3)", "ess": "effective sam
 
 @dataclass(frozen=True)
 class Ledger:
-    """The study's task, whose answers are longer than the demo's: digits are added up, every total written out.
+    """Task of the study, whose answers are longer than the demo's: digits are added up, every total written out.
 
         "a7b5c9="  ->  "a7:007 b5:012 c9:021"
 
@@ -92,7 +92,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @dataclass(frozen=True)
 class Cell:
-    """One training; `rate` as the user wrote it."""
+    """One training of the grid; `rate` as the user wrote it."""
 
     arm: str
     rate: str
@@ -100,11 +100,11 @@ class Cell:
     steps: int
 
     def title(self) -> str:
-        """For a line of progress, and its file."""
+        """Return the cell's name for a line of progress, and its file."""
         return f"seed{self.seed}-lr{self.rate}-{self.arm}"
 
     def choices(self) -> Choices:
-        """What the demo's training is told."""
+        """Return the choices that the demo's training is given."""
         return Choices((self.arm,), self.steps, self.seed, "qwen2", STUDY)
 
 
@@ -138,7 +138,7 @@ def main(
 
 
 def trained(cell: Cell, folder: Path, seconds: float) -> Outcome:
-    """A cell's steps, from its record or by a training of so many seconds at most."""
+    """Return a cell's steps, from its record or by a training of at most `seconds`."""
     record, began = folder / "cells" / f"{cell.title()}-{cell.steps}.json", time.monotonic()
     if record.exists():
         return Outcome(cell, 0.0, json.loads(record.read_text()))
@@ -156,7 +156,7 @@ def trained(cell: Cell, folder: Path, seconds: float) -> Outcome:
 
 
 def start_of(cell: Cell, folder: Path) -> dict[str, str]:
-    """verl's keys for the model and the prompts of a seed, which are made unless they are there."""
+    """Return verl's keys for the model and the prompts of a seed, which are made unless they are there."""
     from launch.demo.warmup import make_start
 
     seed, told = folder / f"start-seed{cell.seed}", cell.choices()
@@ -170,17 +170,17 @@ def start_of(cell: Cell, folder: Path) -> dict[str, str]:
 
 
 def series(result: dict, name: str) -> list[float]:
-    """A metric step by step; NaN where the arm has none."""
+    """Return a metric step by step; NaN where the arm has none."""
     return [nan if value is None else value for value in result[name]]
 
 
 def last(result: dict, name: str) -> float:
-    """The mean of a metric over the last steps."""
+    """Return the mean of a metric over the last steps."""
     return fmean(series(result, name)[-FINAL_STEPS:])
 
 
 def by_place(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], dict[int, dict]]:
-    """What was measured, by rate and arm, then by seed."""
+    """Group what was measured by rate and arm, then by seed."""
     found: dict[tuple[str, str], dict[int, dict]] = defaultdict(dict)
     for one in outcomes:
         if one.result is not None:
@@ -189,7 +189,7 @@ def by_place(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], dict[int, dic
 
 
 def rows_of(outcomes: Sequence[Outcome]) -> list[dict]:
-    """Of each rate and arm: means over seeds; the last reward less that of BF16 rollouts, with its standard error."""
+    """Return a row for each rate and arm: means over seeds; the last reward less BF16's, with its standard error."""
     rows, places = [], by_place(outcomes)
     for (rate, arm), cells in places.items():
         plain = places.get((rate, "bf16"), {})
@@ -204,18 +204,18 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[dict]:
 
 
 def asked(digits: list[int]) -> str:
-    """The prompt."""
+    """Return the prompt."""
     return "".join(f"{key}{digit}" for key, digit in zip(KEYS, digits, strict=False)) + "="
 
 
 def written(digits: list[int], totals: list[int]) -> str:
-    """The answer with these totals, right or wrong."""
+    """Return the answer with these totals, right or wrong."""
     lines = zip(KEYS, digits, totals, strict=False)
     return " ".join(f"{key}{digit}:{total:03d}" for key, digit, total in lines)
 
 
 def running(digits: list[int], rng: random.Random | None = None, slips: float = 0.0) -> list[int]:
-    """The totals line by line; with `rng`, this share of the carries is forgotten."""
+    """Return the totals line by line; with `rng`, a share `slips` of the carries is forgotten."""
     total, totals = 0, []
     for digit in digits:
         carries = total % 10 + digit >= 10

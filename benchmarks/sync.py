@@ -43,7 +43,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @dataclass(frozen=True)
 class Sync(Arm):
-    """One training.
+    """One training of the benchmark, by how weights are sent.
 
     Attributes:
         send: how the trainer sends what the engine holds, one of SENDS.
@@ -55,20 +55,20 @@ class Sync(Arm):
 
     @property
     def trained_on(self) -> int:
-        """Devices that do not generate alone."""
+        """Number of devices that do not only generate."""
         return self.gpus - self.engines
 
     def title(self) -> str:
-        """For a line of progress."""
+        """Return the name for a line of progress."""
         return f"{self.shape}{' apart' if self.engines else ''}, {self.send}"
 
     @property
     def file_name(self) -> str:
-        """Of its log."""
+        """Name of its log file."""
         return f"{self.shape}-{self.engines}-{self.send}"
 
     def fields(self) -> dict[str, object]:
-        """The recipe's fields that are set before `changes`."""
+        """Return the recipe's fields that are set before `changes`."""
         fields = super().fields()
         if self.send != PLAIN:
             fields["rollout.send"] = self.send
@@ -77,7 +77,7 @@ class Sync(Arm):
         return fields
 
     def command(self, model: Path, data: Path, out: Path) -> list[str]:
-        """A user's; of the plain arm, verl's own main with the same settings, but for those of our engine."""
+        """Return a user's command; of the plain arm, verl's own main with the same settings but those of our engine."""
         if self.send != PLAIN:
             return super().command(model, data, out)
         resolved = resolve(self.loaded(), Paths(str(model), str(data), str(out)))
@@ -150,7 +150,7 @@ def main(
 
 
 def not_proved(outcome: Outcome) -> list[str]:
-    """Syncs of ours in which not every tensor was proved to have arrived."""
+    """List the syncs of ours in which not every tensor was proved to have arrived."""
     found = []
     for line in outcome.result["steps"] if outcome.task.send != PLAIN else ():
         proved, tensors = (line["data"].get(f"refit/{name}") for name in ("proved", "tensors"))
@@ -160,7 +160,7 @@ def not_proved(outcome: Outcome) -> list[str]:
 
 
 def rows_of(outcomes: Sequence[Outcome]) -> list[dict]:
-    """Of each arm's settled syncs: seconds of each, medians of what verl logged, and times verl's own and BF16's."""
+    """Return a row for each arm's settled syncs: seconds, medians of what verl logged, ratios to verl and BF16."""
     rows = []
     for outcome in outcomes:
         if syncs := [line["data"] for line in (outcome.result or {}).get("steps", ())[SETTLED:]]:
@@ -178,7 +178,7 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[dict]:
 
 
 def show(outcomes: Sequence[Outcome], out: Console) -> None:
-    """An arm a line, and last what is wrong."""
+    """Print a table, one arm a line, and last what is wrong."""
     words = ("model", "sent")
     figures = ("syncs", "seconds", "low - high", f"of {PLAIN}", "of bf16", "MB sent", "codes changed", "proved")
     table = table_of("Weight syncs: medians", words, figures)

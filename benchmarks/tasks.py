@@ -43,7 +43,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Rollouts:
-    """What part generation generates.
+    """Parameters of what part generation generates.
 
     Attributes:
         batches: sequences at a time.
@@ -61,7 +61,7 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class Task:
-    """What one process measures.
+    """Parameters of what one process measures.
 
     Attributes:
         part: the module that does it: kernels, engine or generation.
@@ -83,11 +83,11 @@ class Task:
     cache: str = "auto"
 
     def cut_model(self) -> Model:
-        """The model with as many layers as asked for."""
+        """Return the model with as many layers as asked for."""
         return get_model(self.model).cut(self.layers)
 
     def title(self) -> str:
-        """For a line of progress."""
+        """Return the task's name for a line of progress."""
         ranks = f"{self.ranks} ranks" if self.ranks > 1 else ""
         dealt = "with experts dealt out" if self.expert_parallel else ""
         cache = f"with {self.cache} cache" if self.cache != "auto" else ""
@@ -95,7 +95,7 @@ class Task:
 
 
 def choices(option: str, said: str, known: Sequence[str]) -> list[str]:
-    """Words with commas between them, each of them a known one."""
+    """Parse words with commas between them, each of them a known one."""
     words = [word.strip() for word in said.split(",") if word.strip()]
     unknown = [word for word in words if word not in known]
     if unknown or not words:
@@ -105,7 +105,7 @@ def choices(option: str, said: str, known: Sequence[str]) -> list[str]:
 
 
 def numbers(option: str, said: str, least: int = 1) -> tuple[int, ...]:
-    """Whole numbers with commas between them, each `least` or more; 8k is 8,192."""
+    """Parse whole numbers with commas between them, each `least` or more; 8k is 8,192."""
     found = []
     for word in (word.strip().lower() for word in said.split(",") if word.strip()):
         digits = word.removesuffix("k")
@@ -178,7 +178,7 @@ def carry_out(task: Task, seconds: float) -> Outcome:
 
 
 def main(folder: Path) -> None:
-    """The process of one task: the result is written whole or not at all."""
+    """Run the task in this process; the result is written whole or not at all."""
     task = pickle.loads((folder / TASK).read_bytes())
     write_whole(folder / ANSWER, json.dumps(import_module(f"benchmarks.{task.part}").run(task)))
 

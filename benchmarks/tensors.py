@@ -15,7 +15,7 @@ NamedTensor = tuple[str, torch.Tensor]
 
 
 class Weights:
-    """The tensors of a model on one device.
+    """Weight tensors of a model on one device.
 
     Args:
         seed: of their values; the same on every device of one kind.
@@ -30,7 +30,7 @@ class Weights:
             tensor.normal_(mean, spread(name, tensor), generator=self._generator)
 
     def step(self) -> None:
-        """The values a training step later."""
+        """Change the values as a training step does."""
         largest = max(tensor.numel() for tensor in self.stores.values())
         noise = torch.empty(min(NOISE, largest), dtype=torch.bfloat16, device=self._generator.device)
         noise.normal_(generator=self._generator)
@@ -39,16 +39,16 @@ class Weights:
                 part.add_(noise[: len(part)], alpha=STEP * spread(name, tensor))
 
     def stacked(self) -> list[NamedTensor]:
-        """Every tensor; a layer's experts as two of three dimensions."""
+        """Return every tensor; a layer's experts as two of three dimensions."""
         return list(self.stores.items())
 
     def named(self) -> list[NamedTensor]:
-        """Every tensor by its name in the checkpoint, where each expert has three of its own."""
+        """Return every tensor by its name in the checkpoint, where each expert has three of its own."""
         return [pair for item in self.stores.items() for pair in one_by_one(*item)]
 
 
 def spread(name: str, tensor: torch.Tensor) -> float:
-    """Standard deviation of a tensor's values: activations stay near 1, and logits are far from flat."""
+    """Return the standard deviation of a tensor's values: activations stay near 1, and logits are far from flat."""
     if tensor.dim() < 2:
         return 0.1
     scale = {"model.embed_tokens.weight": tensor.shape[-1] ** 0.5, "lm_head.weight": 4.0}.get(name, 1.0)
@@ -56,7 +56,7 @@ def spread(name: str, tensor: torch.Tensor) -> float:
 
 
 def buckets(weights: Iterable[NamedTensor], limit: int = BUCKET) -> Iterator[list[NamedTensor]]:
-    """The weights in their order, as many at a time as `limit` bytes hold; a larger tensor travels alone."""
+    """Yield the weights in their order, as many at a time as `limit` bytes hold; a larger tensor travels alone."""
     bucket, size = [], 0
     for name, tensor in weights:
         if bucket and size + tensor.nbytes > limit:
@@ -69,5 +69,5 @@ def buckets(weights: Iterable[NamedTensor], limit: int = BUCKET) -> Iterator[lis
 
 
 def total_bytes(weights: Iterable[NamedTensor]) -> int:
-    """What all of them weigh."""
+    """Return the total size of the weights in bytes."""
     return sum(tensor.nbytes for _, tensor in weights)

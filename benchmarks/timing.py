@@ -13,7 +13,7 @@ MOST = 5  # repetitions in one round
 
 @dataclass
 class Samples:
-    """One method's figures, a number a round.
+    """Samples of one method, a number a round.
 
     Attributes:
         ms: of one repetition among several that follow each other without a wait.
@@ -25,12 +25,12 @@ class Samples:
 
 
 def summary(samples: list[float]) -> dict[str, float]:
-    """Median and spread."""
+    """Return median and spread of samples."""
     return {"median": median(samples), "low": min(samples), "high": max(samples), "count": len(samples)}
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done what it was asked for."""
+    """Wait until the device has done what it was asked for."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -48,13 +48,13 @@ def compare(methods: Mapping[str, Callable[[], object]], device: torch.device, r
 
 
 def rotated(items: list, turn: int) -> list:
-    """The same items, another one first in every turn."""
+    """Return the same items, another one first in every turn."""
     start = turn % max(len(items), 1)
     return items[start:] + items[:start]
 
 
 def _repeats(call: Callable[[], object], device: torch.device) -> int:
-    """How often a method is repeated in one round; what it has to compile is compiled here."""
+    """Return how often to repeat a method in one round; what it has to compile is compiled here."""
     call()
     wait(device)
     start = time.perf_counter()
@@ -64,7 +64,7 @@ def _repeats(call: Callable[[], object], device: torch.device) -> int:
 
 
 def _round(call: Callable[[], object], device: torch.device, repeats: int) -> tuple[float, float]:
-    """Host and whole milliseconds of one call."""
+    """Time one round: host and whole milliseconds of one call."""
     wait(device)
     start = time.perf_counter()
     call()
@@ -90,7 +90,7 @@ def _wall(call: Callable[[], object], repeats: int) -> float:
 
 @dataclass(frozen=True)
 class Once:
-    """One call, timed alone.
+    """Result of one call, timed alone.
 
     Attributes:
         ms: until the device was done.

@@ -20,7 +20,7 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 def write_model(model: Model, folder: Path, device: str) -> None:
-    """Weights, config and tokenizer: a checkpoint as the hub has them."""
+    """Write a checkpoint as the hub has them: weights, config and tokenizer."""
     import torch
     from safetensors.torch import save_file
 
@@ -40,7 +40,7 @@ def write_model(model: Model, folder: Path, device: str) -> None:
 
 
 def save_tokenizer(size: int, folder: Path) -> None:
-    """A token for each byte, and fillers up to `size`: a model's whole vocabulary, so that verl masks none of it."""
+    """Save a tokenizer of a model's whole vocabulary, bytes and fillers up to `size`, so that verl masks none of it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -60,7 +60,7 @@ def save_tokenizer(size: int, folder: Path) -> None:
 
 
 def write_prompts(files: Sequence[Path], rows: int, tokens: int) -> None:
-    """verl's data sets: each prompt of so many letters, which are tokens."""
+    """Write verl's data sets: each prompt of so many letters, which are tokens."""
     import pandas
 
     draw = random.Random(0)

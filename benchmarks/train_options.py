@@ -32,7 +32,7 @@ Device = Annotated[str, typer.Option(help="cuda or cpu.")]
 
 
 def ready(arms: Sequence[Arm], folder: Path) -> Path:
-    """The folder, absolute, with the model that all arms train; made unless an earlier run has left it there.
+    """Return the folder, absolute, with the model that all arms train; made unless an earlier run has left it there.
 
     Raises:
         BadParameter: a recipe's fields do not go together; nothing has been made then.
@@ -48,7 +48,7 @@ def ready(arms: Sequence[Arm], folder: Path) -> Path:
 
 
 def asked_for(recipe: str, model: str, device: str) -> tuple[str, str]:
-    """The recipe, and the model whose shape it is to have."""
+    """Return the recipe, and the model whose shape it is to have."""
     try:
         own = model_of(load(recipe))
     except LaunchError as error:
@@ -63,7 +63,7 @@ def asked_for(recipe: str, model: str, device: str) -> tuple[str, str]:
 
 
 def make_model(arm: Arm, folder: Path) -> None:
-    """The checkpoint, unless an earlier run has left it there."""
+    """Make the checkpoint, unless an earlier run has left it there."""
     if (folder / arm.shape / WHOLE).exists():
         return
     command = [sys.executable, "-m", "benchmarks.train_files", str(folder / arm.shape), arm.model, arm.device]

@@ -17,7 +17,7 @@ PLAIN = "bf16"
 
 @dataclass(frozen=True)
 class Row:
-    """One arm at one length, over the steps after each training's first.
+    """Row of one arm at one length, over the steps after each training's first.
 
     Attributes:
         stages: seconds of each stage (median, low, high, count); `step` those of the whole step.
@@ -44,7 +44,7 @@ class Row:
 
 
 def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
-    """Length by length; a training that failed later has the steps it made, one with other lengths has no row."""
+    """Return rows, length by length; a training that failed later has its steps, one with other lengths has none."""
     groups: dict[tuple, list[Outcome]] = {}
     for outcome in outcomes:
         steps = (outcome.result or {}).get("steps", [])
@@ -76,7 +76,7 @@ def _row(model: str, answer: int, scheme: str, group: Sequence[Outcome]) -> Row:
 
 
 def _beside(row: Row, plain: Row | None) -> Row:
-    """With its ratios to BF16."""
+    """Return the row with its ratios to BF16."""
     if plain is None:
         return row
     rollout = row.tokens_per_second / plain.tokens_per_second
@@ -84,18 +84,18 @@ def _beside(row: Row, plain: Row | None) -> Row:
 
 
 def stages_of(data: dict) -> dict[str, float]:
-    """Seconds of each stage of one step, as verl logged them; a stage that the recipe has not takes none."""
+    """Return seconds of each stage of one step, as verl logged them; a stage that the recipe has not takes none."""
     taken = {name: data.get(f"timing_s/{name}", 0.0) for name in STAGES}
     return taken | {REST: data["timing_s/step"] - sum(taken.values())}
 
 
 def answers_in(arm: Arm, data: dict) -> int:
-    """How many answers a step had; all are of one length."""
+    """Return how many answers a step had; all are of one length."""
     return round(data["perf/total_num_tokens"] / (arm.prompt + arm.answer))
 
 
 def show(outcomes: Sequence[Outcome], out: Console) -> None:
-    """The figures, and the seconds of each stage."""
+    """Print the figures, and the seconds of each stage."""
     words, start = ("model", "answer", "rollout"), "Training steps, medians after the first step: "
     figures = ("step s", "of bf16", "tokens/s", "of bf16", "MFU", "step 1 more", "start s", "GiB")
     steps, stages = table_of(start + "speed", words, figures), table_of(start + "seconds", words, (*STAGES, REST))

@@ -7,5 +7,5 @@ import zlib
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_) -> float:
-    """0 or 1, by the answer's bytes; verl calls it by these names."""
+    """Score 0 or 1, by the answer's bytes; verl calls it by these names."""
     return float(zlib.crc32(solution_str.encode()) % 2)

@@ -30,7 +30,7 @@ FORCED = {  # every answer as long as it may be, every step the same work, nothi
 
 @dataclass(frozen=True)
 class Arm:
-    """One training.
+    """One training of the benchmark.
 
     Attributes:
         recipe: its name; `model`: whose shape (see `models.MODELS`), `layers`: with so many of its layers.
@@ -56,25 +56,25 @@ class Arm:
 
     @property
     def shape(self) -> str:
-        """The model's name, with its layers where some are cut away; its folder has it too."""
+        """Name of the model, with its layers where some are cut away; its folder has it too."""
         return self.model if self.layers is None else f"{self.model}-{self.layers}-layers"
 
     @property
     def trained_on(self) -> int:
-        """How many of the devices."""
+        """Number of devices that train."""
         return self.gpus
 
     def title(self) -> str:
-        """For a line of progress."""
+        """Return the arm's name for a line of progress."""
         return f"{self.shape} {self.scheme}, answers of {self.answer}"
 
     @property
     def file_name(self) -> str:
-        """Of its log."""
+        """Name of its log file."""
         return f"{self.shape}-{self.scheme}-{self.answer}"
 
     def fields(self) -> dict[str, object]:
-        """The recipe's fields that are set before `changes`."""
+        """Return the recipe's fields that are set before `changes`."""
         recipe = load(self.recipe)
         fields = fields_for(recipe, self.trained_on, self.prompt, self.answer, self.tensor_parallel)
         fields["rollout.scheme"] = self.scheme
@@ -83,7 +83,7 @@ class Arm:
         return fields
 
     def loaded(self) -> Recipe:
-        """The recipe as it is trained.
+        """Return the recipe as it is trained.
 
         Raises:
             LaunchError: the fields do not go together.
@@ -92,7 +92,7 @@ class Arm:
         return load(self.recipe, changes=[tuple(option.split("=", 1)) for option in options[1::2]])
 
     def command(self, model: Path, data: Path, out: Path) -> list[str]:
-        """The command of a user who wants this."""
+        """Return the command of a user who wants this."""
         command = [sys.executable, "-m", "launch", "train", self.recipe]
         command += ["--model", str(model), "--data", str(data), "--out", str(out), *as_options(self.fields())]
         command += [word for change in self.changes for word in ("--set", change)]
@@ -101,7 +101,7 @@ class Arm:
 
 
 def fields_for(recipe: Recipe, devices: int, prompt: int, answer: int, tensor_parallel: int = 1) -> dict[str, object]:
-    """What changes where a recipe has fewer devices than it was written for, on one node.
+    """Return what changes where a recipe has fewer devices than it was written for, on one node.
 
     Each degree of parallelism goes as far as it can; the scheme and the batch stay as they are.
 
@@ -132,17 +132,17 @@ def fields_for(recipe: Recipe, devices: int, prompt: int, answer: int, tensor_pa
 
 
 def as_options(fields: dict[str, object]) -> list[str]:
-    """The fields as `train` takes them; every value is YAML, and JSON is that too."""
+    """Return the fields as `train` takes them; every value is YAML, and JSON is that too."""
     return [word for key, value in fields.items() for word in ("--set", f"{key}={json.dumps(value)}")]
 
 
 def model_of(recipe: Recipe) -> str:
-    """The name in `models.MODELS` of the recipe's own model, if it is there."""
+    """Return the name in `models.MODELS` of the recipe's own model, if it is there."""
     return recipe.model.place.rpartition("/")[2].lower()
 
 
 def sizes_of(recipe: Recipe) -> dict[str, int]:
-    """What a step is: prompts, samples of each, passes over them."""
+    """Return the size of a step: prompts, samples of each, passes over them."""
     tree = recipe.verl
     epochs = tree.get("actor_rollout_ref", {}).get("actor", {}).get("ppo_epochs", 1)
     return {"prompts": tree["data"]["train_batch_size"], "n": recipe.rollout.n, "epochs": epochs}
@@ -150,7 +150,7 @@ def sizes_of(recipe: Recipe) -> dict[str, int]:
 
 @dataclass
 class Steps:
-    """Each step's line of verl's log, and when it came.
+    """Reader of verl's log: each step's line, and when it came.
 
     Attributes:
         began: when the training was started, by `time.monotonic`.
@@ -198,14 +198,14 @@ def carry_out(arm: Arm, models: Path, logs: Path, seconds: float) -> Outcome:
 
 
 def memory_words(log: Path) -> str:
-    """The usual cause, said first."""
+    """Return the usual cause, said first: that memory ran out; empty if the log does not say so."""
     said = log.read_text(errors="replace")
     signs = ("OutOfMemoryError", "out of memory", "No available memory for the cache blocks")
     return "out of memory; " if any(sign in said for sign in signs) else ""
 
 
 def lengths_that_differ(arm: Arm, steps: list[dict]) -> list[str]:
-    """A line for each step whose prompts or answers are not as long as they should be: its times mean nothing."""
+    """Return a line for each step with prompts or answers of another length than asked for: its times mean nothing."""
     faults = []
     for line in steps:
         for name, wanted in (("prompt_length", arm.prompt), ("response_length", arm.answer)):

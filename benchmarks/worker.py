@@ -21,7 +21,7 @@ register()  # where the package lies in PYTHONPATH alone, vLLM's processes do no
 
 
 class Extension:
-    """Methods that vLLM adds to its worker class."""
+    """Worker extension: methods that vLLM adds to its worker class."""
 
     def bench_start(self, task: Task) -> None:
         """Make the trainer; its tensors are there afterwards."""
@@ -33,7 +33,7 @@ class Extension:
 
 
 class Trainer:
-    """Sends a model's weights to the engine it lives in.
+    """Trainer that sends a model's weights to the engine it lives in.
 
     Args:
         runner: vLLM's model runner.
@@ -49,12 +49,12 @@ class Trainer:
         self.addresses = self._addresses()
 
     def moved(self) -> int:
-        """Bytes that a sync reads and writes at least."""
+        """Return the bytes that a sync reads and writes at least."""
         held = {parameter.data_ptr(): parameter.nbytes for parameter in self.engine.parameters()}
         return total_bytes(self.named) + sum(held.values())
 
     def sync(self, way: str) -> dict:
-        """One weight sync after a training step, timed.
+        """Time one weight sync after a training step.
 
         Args:
             way: bare, session, reload or stacked: see the methods of those names.
@@ -69,11 +69,11 @@ class Trainer:
         return result if refit is None else {**result, "receipt": refit.last_receipt.as_dict()}
 
     def _bare(self) -> Callable[[], object]:
-        """model.load_weights with all tensors at once; ours goes by plan from the second time on."""
+        """Return a call of model.load_weights with all tensors at once; ours goes by plan from the second time on."""
         return lambda: self.engine.load_weights(self.named)
 
     def _session(self) -> Callable[[], object]:
-        """In buckets, as verl's worker does; for ours, inside one session."""
+        """Return a sync in buckets, as verl's worker does; for ours, inside one session."""
         parts = list(buckets(self.named))
         ours = hasattr(self.engine, "ascend_quant_refit")
 
@@ -85,16 +85,16 @@ class Trainer:
         return run
 
     def _reload(self) -> Callable[[], object]:
-        """vLLM's reload_weights, from a generator."""
+        """Return a call of vLLM's reload_weights, from a generator."""
         return lambda: self.runner.reload_weights(weights_iterator=iter(self.named))
 
     def _stacked(self) -> Callable[[], object]:
-        """As `bare`, a layer's experts as two tensors of three dimensions."""
+        """Return a sync as `bare`, with a layer's experts as two tensors of three dimensions."""
         stacked = self.weights.stacked()
         return lambda: self.engine.load_weights(stacked)
 
     def faults(self) -> list[str]:
-        """What has moved; and whether the engine holds other bytes than its last receipt says."""
+        """List what has moved; and whether the engine holds other bytes than its last receipt says."""
         refit, now = refit_of(self.engine), self._addresses()
         faults = [f"{name} has moved" for name, address in self.addresses.items() if now.get(name) != address]
         if refit.digest() != refit.last_receipt.digest:

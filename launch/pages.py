@@ -145,8 +145,7 @@ def _sections(program: str, app: typer.Typer) -> Iterator[str]:
 
 
 def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all commands, of click or typer's copy of it, that are no groups and not hidden, with the words to call
-    them."""
+    """Yield commands, of click or typer's copy of it, that are no groups and not hidden, with their words."""
     below = getattr(command, "commands", None)
     if below is None:
         yield name, command

@@ -85,8 +85,8 @@ def tree_shown(tree: Any) -> Any:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Return whether a value is secret by its name: a setting's last word (api_key, not max_token_len), a variable's
-    any."""
+    """Return whether a value is secret: of a setting's name the last word tells (api_key is a secret, max_token_len is
+    none), of a variable's each one does."""
     leaf = name.rpartition(".")[2]
     telling = leaf if leaf.isupper() else re.split(r"[_-]", leaf)[-1]
     counted = telling.lower() in COUNTED and NUMBER.fullmatch(value)
