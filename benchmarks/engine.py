@@ -72,7 +72,7 @@ def run(task: Task) -> dict:
 
 
 def attempts(ask: Ask, ways: tuple[str, ...]) -> tuple[dict[str, dict], dict[str, str]]:
-    """Try each way once, compilation included; returns the times, and the words of this engine's refusals."""
+    """Try each way once, compilation included; returns their times, and each refusal in the engine's words."""
     first, refused = {}, {}
     for way in ways:
         try:

@@ -85,7 +85,7 @@ def attempts(plan: Plan, desk: Desk, restarts: int) -> Outcome:
 
 
 def tell(cause: Cause | None, desk: Desk) -> None:
-    """Report why an attempt failed, to people and in the record."""
+    """Report why an attempt failed, to people and in the record; all that follows is of another attempt."""
     if cause is None:
         return
     desk.record.change(cause=asdict(cause))

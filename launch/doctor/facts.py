@@ -16,7 +16,7 @@ GIB, MIB = 1 << 30, 1 << 20
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a run wants of a host; goes there as JSON.
+    """Requirements of a run on one host; sent there as JSON.
 
     Attributes:
         hosts: of the whole run.

@@ -171,7 +171,7 @@ def prompt(overrides: Sequence[str]) -> str:
 
 
 def least_rows(recipe: Recipe, overrides: Sequence[str], paths: Paths) -> dict[str, int]:
-    """Return the rows that the file to train on must have for the run's steps: verl drops a batch's remainder.
+    """Return the rows that the training file must have for the run's steps in its epochs; verl drops remainders.
 
     With fewer than a batch verl finds an empty loader; with fewer than the steps take, the run ends early as done.
     """

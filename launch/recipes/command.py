@@ -43,7 +43,7 @@ def described(recipe: Recipe, paths: Paths) -> dict[str, Any]:
 
 
 def shown(recipe: Recipe, paths: Paths) -> str:
-    """Show a recipe to people: what it is, and a command for a shell whose environment has the secrets."""
+    """Show a recipe to people: what it is, and a command that a shell takes as is, given the secrets it names."""
     facts = [
         recipe.summary,
         f"{'model:':<10} {recipe.model.place}",

@@ -54,7 +54,7 @@ def unquantized_of(
 def _ignored(
     found: Sequence[Candidate], renamed: dict[nn.Module, list[str]], stacks: dict[str, int], ignored: Ignored
 ) -> set[str]:
-    """Return the ignored candidates; a layer of the engine is ignored by its names or by all of Megatron's."""
+    """Return the ignored candidates' names in Megatron; an engine's layer is ignored by its names or all of these."""
     layers = layers_of((name for names in renamed.values() for name in names), stacks)
     members: dict[Layer, list[str]] = {}
     for one in found:
