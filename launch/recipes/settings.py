@@ -191,7 +191,7 @@ def _quantization(recipe: Recipe) -> dict[str, Any]:
 
 
 def correction_settings(correction: Correction | None) -> dict[str, Any]:
-    """Return verl's settings of truncated importance sampling. Nothing is rejected or vetoed: that is verl's default."""
+    """Return verl's settings of truncated importance sampling. Nothing is rejected or vetoed, as by verl's default."""
     if correction is None:
         return {f"{CORRECTION}.rollout_is": None}
     weights = {
