@@ -1,4 +1,4 @@
-"""Figures of the mismatch, from log-probabilities of tokens that the rollout policy sampled.
+"""A rollout's log-probabilities and their mismatch with the trainer's: KL (k1, k3) and effective sample size.
 
 With d = logp_rollout - logp_train and the importance weight w = exp(-d), clipped at a threshold (truncated
 importance sampling, as verl's `rollout_correction` does):

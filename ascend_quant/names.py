@@ -127,7 +127,7 @@ def from_megatron(part: str, layer: int) -> list[str]:
 
 
 def keeps_its_dtype(name: str) -> bool:
-    """Return whether every layer with such a name does: heads, routers, and what vLLM builds without quantization."""
+    """Return whether `ignore` need not name it: lm_head, routers, layers that vLLM builds unquantized by itself."""
     return name.rpartition(".")[2] in (*ROUTERS, *HEADS) or f".{name}".endswith(tuple(f".{one}" for one in BUILT_PLAIN))
 
 

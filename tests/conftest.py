@@ -2,7 +2,7 @@
 
 What is marked `long` is left out of a short check (`./run.sh test`), unless its file or a path that its mark names has
 changed since the last merge base. What is marked `gpu` computes on an NVIDIA GPU (`./run.sh test gpu` runs just these);
-elsewhere it is skipped, but for `gpu(interpreted=True)`: kernels that Triton's interpreter runs there.
+elsewhere it is skipped, with no GPU, but for `gpu(interpreted=True)`: kernels that Triton's interpreter runs there.
 """
 
 import os

@@ -90,7 +90,7 @@ class Quantize:
 
 @dataclass(frozen=True)
 class Dequantize:
-    """A quantized weight that becomes BF16 again, always on the CPU: it has less to do than to be moved.
+    """A quantized weight of a checkpoint, dequantized back to BF16, always on the CPU: less work than to be moved.
 
     Attributes:
         read: gives its codes (N, K) and scales, see `Quantized.readers`.

@@ -1,4 +1,4 @@
-"""Validation of each tensor of a weight update: name, dtype and shape are checked, and it is made fit for kernels."""
+"""Validation of each tensor of a weight update, and making it fit for kernels; resident.py checks dtype and shape."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

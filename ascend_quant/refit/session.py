@@ -149,7 +149,7 @@ class Refit(Servable):
         """Begin a refit. An implicit one (a bare load_weights call) closes by itself once it is complete."""
         if self.weights_sleep:
             raise RefitError("this engine sleeps: its weights are not in memory; wake up its weights, then refit")
-        if self.is_open and self._explicit:
+        if self.is_open and self._explicit:  # of two concurrent weight updates the second is refused
             raise RefitError("a refit is already open on this engine; close it before opening the next")
         self.put_back()
         for begun in (*self.residents, *self._checks):

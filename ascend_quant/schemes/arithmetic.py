@@ -5,7 +5,7 @@ One scale is for a row over the reduction dimension K, a tensor, a 128x128 block
     int8:  scale = absmax / 127  (float32)      code = round_half_even(value / scale), clamped to [-127, 127]
     fp8:   scale = absmax / 448  (float32)      code = value / scale, clamped to [-448, 448], as float8_e4m3fn
     int4:  scale = BF16(absmax / 7)             code = round_half_even(value / scale), clamped to [-7, 7]
-    absmax < 2**-100  ->  scale and every code are 0: no weight is so small, and devices differ in their denormals
+    absmax < 2**-100 (all-zero rows)  ->  scale and codes are 0: no weight is so small, and devices' denormals differ
 
 Weights are rounded to BF16 first (trainers send float32 sometimes; the engine would round as well). A profile's
 weights are the exception: they are multiplied by its factors in float32 (`smoothed`) and quantized as they are, with

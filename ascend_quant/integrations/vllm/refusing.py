@@ -1,4 +1,4 @@
-"""The method `quantization="ascend_quant"` of a vLLM that lacks what we need: it refuses, and says why.
+"""An unsupported vLLM version, which lacks what we need: `quantization="ascend_quant"` is refused there, with the why.
 
 Everything else of that vLLM is as it was: no function is replaced, and engines without our method start as ever.
 """

@@ -243,7 +243,7 @@ def sends_weights(
 def with_weights(get_weights: Callable, as_sent: Callable[[Iterable[NamedTensor]], Iterable[NamedTensor]]) -> Callable:
     """Wrap verl's `get_per_tensor_param`: it returns what `as_sent` makes of the weights, and the LoRA settings.
 
-    Adapters alone go as they are: they are verl's own business on both sides.
+    A LoRA adapter alone goes as it is, verl's own on both sides; with `lora.merge` verl merges LoRA before this.
     """
 
     @functools.wraps(get_weights)

@@ -1,4 +1,4 @@
-"""Option exact: a token's log-probability has the same bits whatever computes it - decode, prefill, a trainer.
+"""Option exact, for exact on-policy RL: a token's log-probability has the same bits in decode, prefill, a trainer.
 
 int8 products are integer sums, the same in every batch. Norms, SiLU and rotation become ops that the trainer has too
 (kernels/exact_ops.py), attention sums over the keys of a token in one order (attention.py), and a router has one

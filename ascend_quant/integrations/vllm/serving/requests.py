@@ -1,6 +1,6 @@
 """Requests while an engine may not serve: no step computes from such weights, and the engine lives on.
 
-A request in flight, or one that comes, ends with finish reason "error" (older vLLMs: "abort") and the refusal as its
+An in-flight request, or one that comes, ends with finish reason "error" (older vLLMs: "abort") and the refusal as its
 stop reason; one that a pause of the scheduler holds back stays. In the caller's own process a new request is refused by
 an exception. The next complete refit heals. `model.compute_logits` refuses too (attach.py), where an error ends the
 engine: no step gets there.
