@@ -97,7 +97,9 @@ def sequence_weights(
 def _difference(rollout: torch.Tensor, train: torch.Tensor) -> torch.Tensor:
     if rollout.shape != train.shape or rollout.dim() != 1 or not rollout.numel():
         shapes = f"{tuple(rollout.shape)} and {tuple(train.shape)}"
-        raise ValueError(f"log-probabilities of shapes {shapes}: give two vectors of the same tokens, one at least")
+        raise ValueError(
+            f"log-probabilities of shapes {shapes}: give two vectors of the same tokens, at least one token"
+        )
     difference = rollout.detach().cpu().double() - train.detach().cpu().double()
     if bad := int((~difference.isfinite()).sum()):
         raise ValueError(f"{bad} of {difference.numel()} log-probabilities are not finite")

@@ -66,7 +66,7 @@ def prepare(name: str, source: Path | None, target: Path, progress: Progress = l
         source: a folder with a copy of what is on the hub; None: the hub itself. Addition is made here.
 
     Raises:
-        LaunchError: the data cannot be had, are not what is published under that name, or cannot be written.
+        LaunchError: the data cannot be obtained, are not what is published under that name, or cannot be written.
     """
     try:
         if name == "addition":

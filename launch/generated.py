@@ -21,7 +21,7 @@ def replaced(page: Path, command: str, section: str) -> str:
     try:
         text = page.read_text()
     except OSError as why:
-        raise LaunchError(f"{command}: {page} of a checkout is needed: {why.strerror}") from why
+        raise LaunchError(f"{command} needs {page} of a checkout: {why.strerror}") from why
     before, begin, rest = text.partition(mark(command))
     _, end, after = rest.partition(END)
     if not end:

@@ -40,7 +40,7 @@ def checked(variables: dict[str, str]) -> dict[str, str]:
         if name in OF_THE_LAUNCHER:
             raise ValueError(f"{name} is set by the launcher itself: leave it out")
         if not NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of an environment variable")
+            raise ValueError(f"{name!r} is not a valid name for an environment variable")
     return variables
 
 

@@ -120,11 +120,14 @@ def model_of(config: Mapping[str, Any]) -> Model:
         raise AdviceError(f"config.json: model_type {kind!r:.80} is not among those that are estimated: {known}")
     layers = _size(config, "num_hidden_layers")
     if config.get("layer_types") not in (None, [FULL_ATTENTION] * layers):
-        raise AdviceError(f"config.json: layer_types: the estimate knows {FULL_ATTENTION} in each layer alone")
+        raise AdviceError(f"config.json: layer_types: the estimate needs {FULL_ATTENTION} in every layer")
     if config.get("sliding_window") and config.get("use_sliding_window", True):
-        raise AdviceError("config.json: sliding_window is set; the estimate knows full attention alone")
+        raise AdviceError("config.json: sliding_window is set; the estimate covers full attention only")
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
-        raise AdviceError("config.json: mlp_only_layers or decoder_sparse_step leaves layers without experts")
+        raise AdviceError(
+            "config.json: mlp_only_layers or decoder_sparse_step leaves layers without experts; the estimate needs "
+            "them in every layer"
+        )
     hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     model = Model(
         hidden=hidden,

@@ -33,7 +33,7 @@ def advise(
     memory: Annotated[
         float | None, typer.Option(min=0.01, max=1, help="Share of a device that the engine is given.  [default: 0.9]")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
     """Estimate what INT8 does for a rollout: memory, and tokens/s on devices that were measured. Needs no device."""
     given = {"tp": tp, "batch": batch, "inputs": inputs, "outputs": outputs, "memory": memory}

@@ -20,7 +20,7 @@ def export(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            help="Checkpoint folder of a run, whose newest step is taken, or one step: verl's or Megatron's."
+            help="Checkpoint folder of a verl or Megatron run (its newest step is exported), or of one step."
         ),
     ],
     out: Annotated[

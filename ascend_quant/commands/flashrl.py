@@ -25,7 +25,7 @@ def setup(
     ] = None,
     profile: Annotated[str | None, typer.Option("--profile", "-p", help="What `profile` wrote, or FlashRL's.")] = None,
     fn: Annotated[str, typer.Option(help="int8, fp8, bf16, or another of FlashRL's functions.")] = "int8",
-    config_output: Annotated[Path, typer.Option("--config-output", "-o", help="The YAML file.")] = DEFAULT_CONFIG,
+    config_output: Annotated[Path, typer.Option("--config-output", "-o", help="YAML file to write.")] = DEFAULT_CONFIG,
     append: Annotated[
         bool,
         typer.Option(
@@ -75,7 +75,7 @@ def text(done: dict) -> str:
 
 def cleanup(
     path: Annotated[
-        Path | None, typer.Option("--path", "-p", help="The file.  [default: this environment's usercustomize.py]")
+        Path | None, typer.Option("--path", "-p", help="File to clean.  [default: this environment's usercustomize.py]")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:

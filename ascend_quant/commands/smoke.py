@@ -29,8 +29,8 @@ def smoke(
             "a small model made here]",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the JSON there, anew after each probe.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON alone.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file after each probe.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the JSON.")] = False,
 ) -> None:
     """Try this device: operators beside the definition, a refit of a real engine, its answers beside a fresh one's.
 

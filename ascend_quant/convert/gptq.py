@@ -64,7 +64,7 @@ def check_device(device: str) -> None:
 
     if (found := get_main_device().type) != device:
         hidden = "CUDA_VISIBLE_DEVICES= in the environment hides GPUs"
-        raise BadCheckpoint(f"--device {device}: llm-compressor takes {found} here; give --device {found} ({hidden})")
+        raise BadCheckpoint(f"--device {device}: llm-compressor uses {found} here; give --device {found} ({hidden})")
 
 
 def load(folder: Path, layers: Sequence[str]) -> torch.nn.Module:

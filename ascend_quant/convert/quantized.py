@@ -135,7 +135,7 @@ class Quantized:
 
 
 def _does_something(config: object) -> bool:
-    """Return whether a transformation or sparsity is more than the empty ones that llm-compressor writes."""
+    """Return whether a transform or sparsity config does anything; llm-compressor also writes empty ones."""
     return bool(config) and not (
         isinstance(config, dict) and (config.get("format") == "dense" or not any(config.values()))
     )

@@ -192,7 +192,8 @@ class Loading(TorchDispatchMode):
         resident.check_dtype(source.tensor.dtype, source.coded)  # whatever a loader makes of it
         if resident.of_tensors and not own:
             raise RefitError(
-                f"{source.name}: the engine rearranges it, so its one scale cannot be found; use scheme fp8"
+                f"{source.name}: the engine rearranges it, so one scale for the whole tensor cannot be found; "
+                "use scheme fp8"
             )
         whole = source.whole_rows(shard) if own else None
         exact, given = self._by_profile(source, resident, shard, own)

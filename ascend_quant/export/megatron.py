@@ -107,8 +107,8 @@ class Names:
         each = queries // groups
         if parameter.shape[0] % (groups * (each + 2)):
             raise BadCheckpoint(
-                f"{name} has {parameter.shape[0]} rows, which are no {queries} query and {groups} key-value heads; is "
-                "--hf-model the model that was trained?"
+                f"{name} has {parameter.shape[0]} rows, which cannot be split into {queries} query and {groups} "
+                "key-value heads; is --hf-model the model that was trained?"
             )
         by_group = parameter.unflatten(0, (groups, each + 2, -1))
         return [part.flatten(0, 2) for part in by_group.split([each, 1, 1], dim=1)]
@@ -144,7 +144,9 @@ def slices(stored: TorchDist, config: Mapping[str, Any]) -> list[Slice]:
     for key in filter(_is_weight, stored.sizes):
         if stored.dtypes[key] not in FLOATS:
             wanted = ", ".join(map(str, FLOATS))
-            raise BadCheckpoint(f"{stored.folder}: {key} is {stored.dtypes[key]}; weights are {wanted}")
+            raise BadCheckpoint(
+                f"{stored.folder}: {key} is {stored.dtypes[key]}; a weight's dtype must be one of {wanted}"
+            )
     found = [one for key in stored.sizes if _is_weight(key) for one in _unstacked(key, stored.sizes[key])]
     layers = {_layer(one.name) for one in found} - {None}
     if layers != set(range(config["num_hidden_layers"])):

@@ -69,8 +69,8 @@ def find(checkpoint: Path) -> Trained:
         if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
             raise BadCheckpoint(f"{folder} is a Hugging Face folder already: use `ascend-quant convert`")
     raise BadCheckpoint(
-        f"{checkpoint} holds no checkpoint of verl (fsdp_config.json, model/huggingface, model/dist_ckpt) and none of "
-        "Megatron (.metadata)"
+        f"{checkpoint} holds no checkpoint: neither verl's (fsdp_config.json, model/huggingface, model/dist_ckpt) nor "
+        "Megatron's (.metadata)"
     )
 
 

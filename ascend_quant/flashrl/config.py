@@ -150,10 +150,10 @@ def explain(error: ValidationError) -> str:
 
 
 def check_is_config(path: Path) -> None:
-    """A file that is to be replaced is one of configs, whatever it says, or empty.
+    """Check that a file that is to be replaced is empty or has `configs`, whatever they say.
 
     Raises:
-        ConfigError: it is another program's, or no file.
+        ConfigError: it is another program's, or not a file.
     """
     if not path.is_file():
         raise ConfigError(f"{path} is no file")

@@ -51,8 +51,8 @@ class ByHand:
     """Row that declares a replacement by hand: on single objects that are ours to serve, in a table or among variables.
 
     Attributes:
-        what: in words.
-        by: "module:function" of this package, which does it.
+        what: what is replaced, in words.
+        by: "module:function" of this package that replaces it.
         why, versions, off: as in `Hook`.
     """
 

@@ -6,7 +6,7 @@ round(x * f) = round_half_even(fl(x / scale)) for every BF16 |x| up to it are lo
 Why one product will do: 127 x / absmax is a tie k + 1/2 only if the scale is a power of two, where f is exact, or if
 |x| = absmax / 2; every other x is at least 1/510 of itself away from one. Where the scale is no power of two, f is
 moved by 2**-20 to the side on which that one x lies. What the device must give: float32 products with relative errors
-well below 2**-20, and float32 sums that round half to even. No shifts: on Atlas A2 and A3 they run on the host's side.
+well below 2**-20, and float32 sums that round half to even. No shifts: Atlas A2 and A3 run them on the AI CPU.
 """
 
 from functools import cache

@@ -171,7 +171,7 @@ def load(file: Path) -> Table:
         if isinstance(error.__cause__, OSError):
             logger.warning("%s is ignored, it cannot be read: %s", file, error.__cause__)
             return {}
-        raise BadTable(f"{error}; mend or delete it") from error
+        raise BadTable(f"{error}; fix or delete it") from error
     read = _Reader(file)
     return {
         kind: {
@@ -262,7 +262,7 @@ class _Reader(NamedTuple):
         return choice
 
     def _refuse(self, place: str, why: str):
-        raise BadTable(f"{self.file}: {' '.join(place.split()):.200}: {why}; mend or delete it")
+        raise BadTable(f"{self.file}: {' '.join(place.split()):.200}: {why}; fix or delete it")
 
 
 def least_of(name: str) -> int:

@@ -96,7 +96,7 @@ def run(task: Task, on_progress: OnProgress) -> dict[str, Any]:
 def _leave_flashrl_out() -> None:
     """Unset FlashRL's variables, for this process and its children: they would change a BF16 engine."""
     if found := [name for name in os.environ if name.startswith("FLASHRL_")]:
-        logger.warning("the engines do not follow %s: they have the options of this command", ", ".join(found))
+        logger.warning("the engines ignore %s: they use the options of this command", ", ".join(found))
         for name in found:
             del os.environ[name]
 

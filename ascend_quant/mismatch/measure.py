@@ -3,9 +3,9 @@
 1. The engine with the quantized weights (and cache) samples, as a rollout does: by decoding.
 2. With a quantized KV cache two more sample the same way: one with the quantized weights and a BF16 cache, one with
    BF16 weights and the quantized cache. Each is a policy of its own, and samples its own tokens.
-3. The BF16 engine (this plugin's, scheme bf16) scores all of these, a sequence as one prompt, as a trainer does, and
-   puts its layers' inputs through the oracle. It then samples itself and scores that, from half of the prompts: the
-   noise floor, what the order of sums alone does between decoding and scoring.
+3. The BF16 engine (this plugin's, scheme bf16) scores all of these, each sequence as one prompt, as a trainer does, and
+   puts its layers' inputs through the oracle. It then samples from half of the prompts itself and scores that: the
+   noise floor, which is what the order of sums alone changes between decoding and scoring.
 
 So every figure is of KL(policy || bf16), estimated from tokens that the policy sampled. No token is forced on an engine
 that decodes. All run without graph capture (`enforce_eager`).

@@ -3,8 +3,8 @@
 Such a cache makes every channel as coarse as its largest one. Let channel i of the keys be divided by s_i, and of the
 queries multiplied: q k stays. Its error has a variance of (max_j m_j / s_j)^2 sum_i (a_i s_i)^2, up to a constant, with
 m_j the largest |k_j| and a_i the size of q_i. For a given maximum, s_i = m_i is the least that s may be, whatever the
-queries are. What that cannot heal: a large channel stays as coarse as it was, so n large channels of D leave some n / D
-of the variance.
+queries are. But a large channel stays as coarse as it was, so that with n large channels out of D, some n / D of the
+variance remains.
 
 Rotary embedding mixes channel i with j = i + D / 2: both have one factor. From weights alone,
 

@@ -187,7 +187,7 @@ def find(model: str) -> Path:
     if folder.is_dir():
         return folder
     if model.count("/") != 1 or model[0] in "./~":
-        raise BadCheckpoint(f"no model at {model}: not a folder, and no hub id (OWNER/NAME)")
+        raise BadCheckpoint(f"no model at {model}: it is neither a folder nor a hub id (OWNER/NAME)")
     from huggingface_hub import snapshot_download
 
     try:

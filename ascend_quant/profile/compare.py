@@ -130,7 +130,7 @@ def check(result: Comparison, reference: Checkpoint, w8a8: W8A8, name: str, rule
     """Make a parameter by its rule, compare it with the checkpoint's, and count it in `result`.
 
     Raises:
-        BadCheckpoint: they are not the same thing.
+        BadCheckpoint: what the rule makes is not what the checkpoint has.
     """
     weight = reference.values(name)
     if rule is not None and rule.quantized:

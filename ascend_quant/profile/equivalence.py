@@ -54,7 +54,7 @@ def check(rules: Mapping[str, Rule], names: Iterable[str] = ()) -> None:
     for name, rule in rules.items():
         for part in FACTORS:
             if (name, part) not in allowed and not _is_one(getattr(rule, part)):
-                raise BadCheckpoint(f"{name}: its {part} is undone nowhere, so it changes the model; {ADVICE}")
+                raise BadCheckpoint(f"{name}: its {part} is not undone anywhere, so it changes the model; {ADVICE}")
 
 
 def reaches(rules: Mapping[str, Rule], name: str) -> str | None:

@@ -117,10 +117,10 @@ def _read_flashrl(path: Path) -> Profile:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise BadCheckpoint(
-            f"{path} carries code, or is no file of tensors; it was not loaded: {line(error)}"
+            f"{path} carries code, or is not a file of tensors; it was not loaded: {line(error)}"
         ) from error
     except Exception as error:  # what torch raises for a broken file depends on its bytes
-        raise BadCheckpoint(f"{path} is no file that torch.save wrote: {line(error)}") from error
+        raise BadCheckpoint(f"{path} is not a file that torch.save wrote: {line(error)}") from error
     notes = {"flashrl": path.name}
     if not isinstance(content, (dict, list)):
         raise BadCheckpoint(f"{path} holds a {type(content).__name__}; a FlashRL profile is a dict or a list of names")
@@ -198,7 +198,7 @@ def vector(entry: Mapping, key: str, name: str) -> torch.Tensor | None:
             return found
     elif isinstance(value, (int, float)) and value == 1:
         return None
-    raise BadCheckpoint(f"{name:.200}: {key} is {shown(value)}; it must be 1, or finite numbers")
+    raise BadCheckpoint(f"{name:.200}: {key} is {shown(value)}; it must be 1, or a tensor of finite numbers")
 
 
 def shown(value: object) -> str:

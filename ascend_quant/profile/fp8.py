@@ -91,7 +91,7 @@ def find_scale(checkpoint: Checkpoint, name: str) -> tuple[str, str]:
     scale_name = there[0]
     if len(shape) != 2 or checkpoint.dtype(scale_name) not in SCALE_DTYPES:
         found = f"{shape} with scales in {checkpoint.dtype(scale_name)}"
-        raise BadCheckpoint(f"{name}: {found}; an FP8 weight is (N, K), its scales are {', '.join(SCALE_DTYPES)}")
+        raise BadCheckpoint(f"{name}: {found}; an FP8 weight is (N, K), with scales in {' or '.join(SCALE_DTYPES)}")
     shapes = {
         "channel": [(shape[0], 1), (shape[0],)],
         "tensor": [(), (1,), (1, 1)],

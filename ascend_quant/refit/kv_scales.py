@@ -207,7 +207,10 @@ class KvScales:
         wanted = [(layer, kind) for layer in self._buffers.layers for kind in self._buffers.form.kinds]
         missing = [sent_name(*one) for one in wanted if one not in self._sent] + [AGE] * (self._age is None)
         extra = [sent_name(*one) for one in self._sent if one not in set(wanted)]
-        for what, names in (("missing from this refit", missing), ("for attentions that this engine has not", extra)):
+        for what, names in (
+            ("missing from this refit", missing),
+            ("for attention layers that this engine does not have", extra),
+        ):
             if names:
                 raise RefitError(f"{len(names)} scales of the KV cache {what}: {', '.join(names[:SHOWN])}")
         assert self._age is not None

@@ -9,7 +9,7 @@ A digest is of a parameter's bits as they travel and of their place in it (see `
 miss), so neither the order, nor the buckets, nor the ranks matter; dtype and shape are compared beside it. Nothing
 waits for the device until the digests are read, once a sync.
 
-A trainer with fake quantization also says which layers it leaves alone, which must be those that the engine does.
+A trainer with fake quantization also says which layers it leaves unquantized; the engine must leave out the same ones.
 """
 
 import json
@@ -216,7 +216,7 @@ def _digest(name: str, row: Any) -> Digest:
         ValueError: it is no digest.
     """
     if not is_array(row) or len(row) != 4:
-        raise ValueError(f"{name[:80]!r} has no digest, elements, dtype and shape")
+        raise ValueError(f"{name[:80]!r} does not come with a digest, elements, dtype and shape")
     number, elements, dtype, shape = row
     if not isinstance(number, str) or not re.fullmatch("[0-9a-f]{16}", number) or int(number, 16) >= PRIME:
         raise ValueError(

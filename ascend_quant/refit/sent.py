@@ -43,7 +43,7 @@ def check_sent(name: object, tensor: object) -> None:
         RefitError: it is not; the message names it.
     """
     if not isinstance(name, str):
-        raise RefitError(f"a tensor is called {name!r}; send pairs of a name and a tensor")
+        raise RefitError(f"a tensor's name is {name!r}, not a string; send pairs of a name and a tensor")
     if not isinstance(tensor, torch.Tensor):
         raise RefitError(f"{name}: got {type(tensor).__name__}; send a torch.Tensor")
     if is_traceable_wrapper_subclass(tensor):

@@ -143,7 +143,7 @@ class Servable:
         return RefitError(f"resident weights {which}changed outside a refit; write them through model.load_weights")
 
     def check_addresses(self) -> None:
-        """Raise RefitError if the engine's parameters are not the memory that refits write."""
+        """Raise RefitError if the engine's parameters are no longer in the memory that refits write."""
         if self._parameters is not None and (moved := self._parameters.moved()):
             more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
             raise RefitError(f"{moved[0]}{more} moved to another buffer; write weights through model.load_weights")
@@ -178,13 +178,13 @@ class Servable:
             raise
 
     def opened(self) -> bool:
-        """Begin a refit that will write all; return whether it can be compared with the last one."""
+        """Begin a refit that will write all weights; return whether it can be compared with the last one."""
         compares, self._comparable = self._comparable, False
         self._state, self._why, self.unseen = "open", f"a refit is open; {HEAL}", False
         return compares
 
     def closed(self, receipt: Receipt) -> None:
-        """The refit has written all, and nothing else has."""
+        """Mark the refit as complete: it has written all weights, and nothing else has written to them."""
         self._noted = self._samples.bytes() if self._glances else None
         self._glances = self._glances and self.last_receipt is not None
         self.last_receipt = receipt

@@ -390,6 +390,6 @@ class Refit(Servable):
         found = LeftOut(tuple(sorted(self._skipped)))
         if found.names and found != self._told:
             names = ", ".join(found.names)
-            logger.info("%d tensors are left out, as the engine's own loader does: %s", len(found.names), names)
+            logger.info("%d tensors are left out, as they are by the engine's own loader: %s", len(found.names), names)
         self._told = found
         return found

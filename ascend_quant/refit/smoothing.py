@@ -65,14 +65,14 @@ class Smoothing:
         weights: Iterable[NamedTensor],
         around: Callable[[torch.Tensor], AbstractContextManager[object]] = nullcontext,
     ) -> Iterable[NamedTensor]:
-        """The weights as the engine shall have them; a list that no rule is for is returned as it is.
+        """Return the weights as the engine is to have them; a list to which no rule applies is returned as it is.
 
         Args:
-            weights: names and float tensors; a stack of experts leaves expert by expert if they have rules.
-            around: entered with each tensor that has a rule, while what became of it is used.
+            weights: names and float tensors; a stack of experts is returned expert by expert if they have rules.
+            around: a context manager for each tensor that has a rule, entered while the result of the rule is used.
 
         Raises:
-            RefitError: naming a tensor that its rule does not fit, or that would need one.
+            RefitError: naming a tensor that its rule does not fit, or that has no rule and needs one.
         """
         if isinstance(weights, (list, tuple)) and not any([self._is_ruled(*pair) for pair in weights]):
             return weights
@@ -88,15 +88,15 @@ class Smoothing:
         return self.rules[name].scale if name in self.rules else None
 
     def note(self, name: str, quantized: bool) -> None:
-        """Take down that the engine quantizes a tensor, or does not, to tell where the profile has it otherwise."""
+        """Record whether the engine quantizes a tensor: `check` logs those that it does and the profile does not."""
         if self._unsmoothed is not None and quantized and not self.is_exact(name):
             self._unsmoothed.add(name)
 
     def check(self) -> None:
-        """The refit ends: every rule must have met its parameter, or the model is half smoothed.
+        """End the refit: every rule must have been applied to its parameter, or the model is only half smoothed.
 
         Raises:
-            RefitError: naming those that have not.
+            RefitError: naming those that were not.
         """
         missed = [name for name in self.rules if name not in self._met and not self._may_miss(name)]
         if missed:
@@ -179,7 +179,7 @@ def _check_fit(name: str, tensor: torch.Tensor, rule: Rule) -> None:
     if tensor.dtype not in FLOATS:
         raise RefitError(f"{name}: got {tensor.dtype}; send BF16 weights, the engine smooths and quantizes them itself")
     if tensor.dim() not in (1, 2):
-        raise RefitError(f"{name}: shape {tuple(tensor.shape)}: the profile rules vectors and matrices only")
+        raise RefitError(f"{name}: shape {tuple(tensor.shape)}: a profile has rules for vectors and matrices only")
     if tensor.dim() == 1 and rule.quantized:
         raise RefitError(f"{name}: the profile quantizes a vector, which no engine does; make the profile again")
     wanted = {"input_factor": tensor.shape[-1], "output_factor": tensor.shape[0], "scale": tensor.shape[0]}

@@ -73,13 +73,13 @@ def smoke(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write the JSON there, anew after each part; a file of a run that stopped goes on.  "
+            help="Write the JSON to this file after each part; if it holds a run that stopped, continue that run.  "
             f"[default: {DEFAULT}, or print it where that cannot be written]"
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON; write a file with --out alone.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON; write a file only with --out.")] = False,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 3,
-    minutes: Annotated[float, typer.Option(min=1, help="After these it stops; the same command then goes on.")] = 60,
+    minutes: Annotated[float, typer.Option(min=1, help="Time limit; the same command then continues.")] = 60,
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -89,15 +89,17 @@ def smoke(
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="Folder of Qwen2.5-7B: with --data and eight NPUs, trained beside its BF16 twin."),
+        typer.Option(
+            help="Folder of Qwen2.5-7B, trained with BF16 and INT8 rollouts if --data and eight NPUs are there."
+        ),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of ./run.sh data gsm8k.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder that ./run.sh data gsm8k has filled.")] = None,
     read: Annotated[
         list[Path] | None,
         typer.Option(
             "--read",
-            help="Try nothing: say which claims of docs/ascend.md this JSON of a run on NPUs proves, refutes, leaves "
-            "open; repeatable, for runs on one device and on several.",
+            help="Run nothing: say which claims of docs/ascend.md this JSON from a run on NPUs proves, refutes or "
+            "leaves open; repeatable, for runs on one device and on several.",
         ),
     ] = None,
     write: Annotated[
@@ -176,7 +178,7 @@ def _try(setting: "Setting", wanted: list[str], out: Path | None, printed: bool)
 
 
 def _read(files: list[Path], write: bool, as_json: bool) -> NoReturn:
-    """Show what the files say of the claims."""
+    """Show what the files say about the claims."""
     from rich.console import Console
     from rich.text import Text
 

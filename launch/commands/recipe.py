@@ -97,7 +97,7 @@ def show_recipe(
     data: DataOption = None,
     out: Annotated[str | None, typer.Option(help="Folder of the result.  [default: runs/<name>]")] = None,
     changes: Changes = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the recipe and what it becomes as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the recipe and what it expands to, as JSON.")] = False,
 ) -> None:
     """Print the verl command that a recipe expands to."""
     from launch import LaunchError

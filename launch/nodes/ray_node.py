@@ -1,7 +1,7 @@
 """Ray on this host: `ray start --block` as a child of ours, with its ports, folder and environment chosen for the run.
 
 It is ended by its id, never by `ray stop`: that ends every Ray of the user on this host, other runs and other people's
-included. A `Part` is what one attempt has here: what it was told, what was found, and its Ray.
+included. A `Part` holds the state of one attempt on this host: its orders, what it found, and its Ray.
 """
 
 import json

@@ -194,7 +194,7 @@ def _job(job: dict[str, Any]) -> Iterator[str]:
 
 
 def _end(hosts: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield what is in the way, with what to do about it; the same of several hosts stands once."""
+    """Yield each problem with what to do about it; one that several hosts have is listed once, with their names."""
     found: dict[str, list[str]] = {}
     for host in hosts:
         silent = [f"was not asked what it has: {host['silent']}"] if host["silent"] else []

@@ -84,9 +84,9 @@ def values(overrides: Sequence[str], ports: Ports) -> dict[str, str]:
 def expansion(overrides: Sequence[str]) -> str:
     """Return where HCCL's collectives run: on vector cores ("AIV"), or where HCCL has them by itself ("").
 
-    On vector cores where an engine's ranks share layers. Not where they have whole experts: their tokens are handed on
-    by MC2, which hung beside it on an A3 (vllm-ascend issue 14928). Nor between hosts, where CANN promises it for the
-    A3 of one supernode alone.
+    They run on vector cores where an engine's ranks share layers. They do not where ranks have whole experts: MC2 then
+    dispatches the tokens, and it hung beside AIV on an A3 (vllm-ascend issue 14928). Nor do they between hosts, where
+    CANN promises AIV only for the A3 of one supernode.
     """
     ranks, experts, nodes = (last_value(overrides, key, "1") for key in (RANKS, EXPERT_RANKS, NODES))
     return "AIV" if ranks != "1" and (experts, nodes) == ("1", "1") else ""

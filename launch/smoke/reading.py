@@ -63,12 +63,12 @@ def read(file: Path) -> Read:
         content: dict[str, Any] = json.loads(file.read_text())
         schema, device = content["schema"], content["device"]
         if schema != SCHEMA:
-            raise LaunchError(f"--read {file}: has schema {schema}, this version reads {SCHEMA}: run smoke anew")
+            raise LaunchError(f"--read {file}: has schema {schema}, but this version reads {SCHEMA}: run smoke again")
         if device != "npu":
-            raise LaunchError(f"--read {file}: was made on {device}; the claims are of NPUs")
+            raise LaunchError(f"--read {file}: was made on {device}; the claims are about NPUs")
         return _read(content)
     except (OSError, ValueError, KeyError, TypeError) as why:
-        raise LaunchError(f"--read {file}: is no JSON of ./run.sh smoke: {type(why).__name__}: {why}") from why
+        raise LaunchError(f"--read {file}: is not JSON from ./run.sh smoke: {type(why).__name__}: {why}") from why
 
 
 def _read(content: dict[str, Any]) -> Read:

@@ -41,7 +41,7 @@ def keep_warnings() -> None:
 
 
 def use_fsdp_engine_on_cpu() -> None:
-    """Name the FSDP engine to take, by verl's own variable."""
+    """Tell verl which FSDP engine to use, through its own environment variable."""
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
 
 

@@ -280,6 +280,6 @@ def _check_looked_at(strategy: str, form: Form) -> None:
     """Raise RefitError unless this trainer's attention can be looked at for the scales of a KV cache."""
     if strategy not in ("fsdp", "fsdp2"):
         raise RefitError(
-            f"actor.strategy={strategy} with an {form.cache} KV cache: only transformers' attention (fsdp, fsdp2) is "
-            "looked at for its scales; leave kv_cache at auto"
+            f"actor.strategy={strategy} with an {form.cache} KV cache: its scales can be taken only from transformers' "
+            "attention (fsdp, fsdp2); leave kv_cache at auto"
         )

@@ -42,7 +42,7 @@ def run(config: Any, main: ModuleType, task_runner: str, extended: type) -> None
     attention_settings.check(config, need_critic(config))
     if (wanted := qat.wanted(config)) is not None and wanted.ranks is not None:
         raise RefitError(
-            f"{exact_settings.OPTION} in an asynchronous run: its samples are of older weights; use main_ppo"
+            f"{exact_settings.OPTION}: the samples of an asynchronous run come from older weights; use main_ppo"
         )
     if settings.wants_refits(config):
         settings.check(config)

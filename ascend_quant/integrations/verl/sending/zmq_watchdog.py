@@ -45,7 +45,7 @@ class AnsweredSocket:
             ready = dict(poller.poll(left))
             if not ready:
                 raise ReceiverGone(
-                    f"no engine's worker has answered at {self._address} within {FIRST_ANSWER_SECONDS} s: it died "
+                    f"no engine worker answered at {self._address} within {FIRST_ANSWER_SECONDS} s: the worker died "
                     "before the weight sync; look in the rollout's log"
                 )
             if self._monitor in ready and self._was_the_last() and not self._socket.poll(0, can):

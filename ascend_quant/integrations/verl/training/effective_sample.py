@@ -51,7 +51,7 @@ class EffectiveSample:
         if self.level is None or step < self.silent_until or (said := self._problem(metrics)) is None:
             return
         self.silent_until = step + EVERY
-        logger.warning("step %d: %s. docs/mismatch.md; not repeated before step %d", step, said, step + EVERY)
+        logger.warning("step %d: %s. See docs/mismatch.md; not repeated before step %d", step, said, step + EVERY)
 
     def _problem(self, metrics: Mapping[str, Any]) -> str | None:
         name, cut = metric(NAME, self.bypass), metric(CUT, self.bypass)

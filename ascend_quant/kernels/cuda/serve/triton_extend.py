@@ -1,6 +1,6 @@
 """Attention of several new tokens of a sequence over its int8 cache, their own among them, in Triton.
 
-For a prompt whose beginning is in the cache already: a chunk after another, a prefix that an earlier request computed.
+For a prompt whose beginning is already in the cache: from its earlier chunks, or as a prefix of an earlier request.
 The new tokens' keys and values are in the cache by then, and are read back from it like the others. A program takes
 some tokens of one sequence and one query head; its sequence's tiles of keys come one after the other.
 """
@@ -87,8 +87,8 @@ def extend(
         cache: see `cache_pages`; the new tokens are in it.
         lengths: int32 (B), with the new tokens.
         starts: int32 (B + 1), where each sequence's new tokens begin.
-        longest: new tokens of a sequence, at most.
-        with_fresh: also sequences that have no other tokens; otherwise their rows of `out_MHD` are left as they are.
+        longest: the largest number of new tokens in a sequence.
+        with_fresh: also compute sequences that have only new tokens; otherwise their rows of `out_MHD` are left alone.
     """
     layout = cache_pages.layout_of(cache)
     heads = q_MHD.shape[1]

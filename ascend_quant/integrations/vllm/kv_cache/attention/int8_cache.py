@@ -53,7 +53,7 @@ class Int8CacheBackend(AttentionBackend):
     @staticmethod
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
         if include_num_layers_dimension:
-            raise NotImplementedError("the kernels take a cache of each layer's own")
+            raise NotImplementedError("the kernels need a separate cache for each layer")
         return (0, 1, 2, 3, 4)
 
     @classmethod
