@@ -310,8 +310,8 @@ def test_a_page_has_every_claim_and_no_verdict_of_its_own(name):
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("{", "no JSON"),
-        ("{}", "no JSON"),
+        ("{", "JSONDecodeError"),
+        ("{}", "KeyError"),
         (as_text(document([Result("train", "", OK)], {"device": "npu"}) | {"schema": 1}), "schema 1"),
         (as_text(document([Result("train", "", OK)], {"device": "cuda"})), "cuda"),
         (as_text(document([Result("train", "", OK)], {"device": "npu"})), "stack"),  # by ascend-quant smoke
