@@ -46,7 +46,7 @@ log_probs.log_probs_of = off_by_a_bit
 
 
 def padded(folder: Path) -> Path:
-    """As Qwen's models are: the head has words that the tokenizer has not, which verl's engine never samples."""
+    """Give a model a padded vocabulary, as Qwen's have: verl's engine never samples the words beyond the tokenizer."""
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     model.resize_token_embeddings(WORDS, mean_resizing=False)
     model.save_pretrained(folder / "model")

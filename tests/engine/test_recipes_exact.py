@@ -1,4 +1,4 @@
-"""What verl's trainer does with the settings of recipes whose actor computes the rollout's policy.
+"""verl's trainer reads the settings of exact recipes, whose actor computes the rollout's policy.
 
 Its own methods of a step, on an answer's fields in a stand-in for the transfer queue. What the actor's loss then is:
 unit/test_recipe_correction.py and unit/test_correction_gradients.py.
@@ -25,7 +25,7 @@ MASK = [[1, 1, 1], [1, 1]]
 
 
 class AskedTheActor(Exception):
-    """Of what the trainer does not need."""
+    """Raised where the trainer asks the actor for log-probabilities."""
 
 
 def jagged(rows: list[list[float]]) -> torch.Tensor:
@@ -51,7 +51,7 @@ class Queue:
 
 
 def step(name: str, monkeypatch) -> dict[str, torch.Tensor]:
-    """What the update gets beside the rollout's own; of a KL loss the reference is left out."""
+    """Return the fields that an update gets beside the rollout's own; a KL loss's reference is left out."""
 
     def compute_log_prob(_: Any) -> None:
         raise AskedTheActor

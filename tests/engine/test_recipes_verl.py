@@ -78,7 +78,7 @@ def test_verl_takes_every_recipe(monkeypatch):
 
 
 def trained(recipe: Recipe) -> qat.FakeQuantization | None:
-    """What the actor is to compute with: the engine's weights, or all that the engine's ranks compute."""
+    """Return the QAT that a recipe wants: the engine's weights, or all that the engine's ranks compute."""
     if recipe.is_exact:
         return qat.FakeQuantization("int8", ranks=recipe.rollout.tensor_parallel)
     return recipe.qat and qat.FakeQuantization(recipe.qat, tuple(recipe.rollout.ignore))

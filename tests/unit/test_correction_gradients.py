@@ -99,7 +99,7 @@ def weights(of: list[Tensor], sampled: list[Tensor], level: str | None, cut: flo
 
 
 def expected_loss(now: list[Tensor], sample: Sample, actor, asked, level: str | None) -> Tensor:
-    """In bypass the policy gradient, weights of the present policy; else PPO's doubly clipped loss, of the old one.
+    """Compute the loss: in bypass the policy gradient with the present policy's weights, else PPO's doubly clipped one.
 
     In bypass without weights (an exact actor): PPO's too, and the old policy is the engine's.
     """

@@ -1,4 +1,4 @@
-"""What an engine and a trainer that are to give the same bits must share."""
+"""Fingerprints: an engine and a trainer that are to give the same bits must share versions, device and switches."""
 
 import torch
 from naming import has_line_naming

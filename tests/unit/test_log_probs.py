@@ -47,7 +47,7 @@ def test_values_and_gradients(dtype, of_value: float, of_gradient: float, in_pla
 @pytest.mark.parametrize("temperature", [1.0, 0.8])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_words_that_are_never_sampled(dtype, temperature):
-    """As in verl's engine, which sets their logits to -inf before it divides and samples."""
+    """verl's engine sets the logits of padding words to -inf before it divides and samples."""
     leaf, labels, grad = problem(dtype)
     labels, words = labels % 250, 250
     masked = leaf.detach().float().clone().requires_grad_()

@@ -1,4 +1,4 @@
-"""What a run does about tokens that differ: a word, token weights above 0.1 %, an end where it is strict."""
+"""A run reacts to tokens that differ: a warning, token weights above 0.1 %, an error where it is strict."""
 
 from types import SimpleNamespace
 
@@ -30,7 +30,7 @@ class Remote:
 
 
 class Steps:
-    """As much of verl's trainer as an update needs: each step's counts come in turn."""
+    """A stand-in for verl's trainer with the methods that an update calls; `batch` is the count of unequal tokens."""
 
     global_steps = 1
 
@@ -94,6 +94,17 @@ def test_strict_ends_at_the_first_token():
     trainer._update_actor(0, {})
     with pytest.raises(RefitError, match=line_naming("exact", "1 of 10000", "token 3", "rank 1")):
         trainer._update_actor(1, {})
+
+
+@pytest.mark.parametrize("given, longest", [(None, 5120), (4096, 4096)])
+def test_a_probe_knows_how_long_sequences_may_be(given, longest):
+    """verl leaves max_model_len at null."""
+    trainer = Trainer()
+    OmegaConf.set_struct(trainer.config, False)
+    trainer.config.actor_rollout_ref.rollout.update(
+        {"max_model_len": given, "prompt_length": 1024, "response_length": 4096}
+    )
+    assert trainer._longest == longest
 
 
 @pytest.mark.parametrize("side", ["engine", "another rank of the trainer"])

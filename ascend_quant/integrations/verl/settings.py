@@ -65,10 +65,7 @@ def wants_proof(rollout: Any) -> bool:
     Raises:
         RefitError: an option that does not exist, or a value that is neither True nor False.
     """
-    proof = options_of(rollout).get("proof", True)
-    if not isinstance(proof, bool):
-        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.proof={proof!r} is neither True nor False")
-    return proof
+    return flag(rollout, "proof", default=True)
 
 
 def sent_as(rollout: Any) -> Scheme | None:
@@ -186,6 +183,14 @@ def scales_of_cache(rollout: Any, device: str) -> Form | None:
     if _of_vllm(rollout).get("kv_cache_dtype") in ("fp8", "fp8_e4m3") or asked == "fp8":
         return FP8
     return INT8 if asked == "int8" and device == "npu" else None
+
+
+def flag(rollout: Any, name: str, default: bool) -> bool:
+    """Return one of our options that is True or False; raise RefitError on another value, or an unknown option."""
+    value = options_of(rollout).get(name, default)
+    if not isinstance(value, bool):
+        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.{name}={value!r} is neither True nor False")
+    return value
 
 
 def options_of(rollout: Any) -> Mapping[str, Any]:

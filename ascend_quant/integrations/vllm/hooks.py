@@ -32,10 +32,10 @@ from ascend_quant.integrations.vllm.exact import hooks as exact
 from ascend_quant.integrations.vllm.graphs.passes import add_pass, teach_pass
 from ascend_quant.integrations.vllm.kv_cache import options as kv_cache
 from ascend_quant.integrations.vllm.serving import hooks as serving
+from ascend_quant.integrations.vllm.serving.hooks import ANOTHER, CORE
 from ascend_quant.integrations.wrapping import ByHand, Hook, install
 
-CORE = "vllm.v1.engine.core:EngineCore"
-ANOTHER, PLUGINS = "another `quantization`", "VLLM_PLUGINS without ascend_quant"
+PLUGINS = "VLLM_PLUGINS without ascend_quant"
 
 
 def attaching(original: Callable) -> Callable:

@@ -9,9 +9,9 @@ from typing import Any
 from ascend_quant.integrations.verl.sending.delta_sync import asking_for_a_base
 from ascend_quant.integrations.verl.sending.kv_amax import looking
 from ascend_quant.integrations.verl.sending.sync_memory import with_cache_kept, with_own_stream
+from ascend_quant.integrations.verl.training.hooks import OWN_ENTRY
 from ascend_quant.integrations.wrapping import ByHand, Hook
 
-OWN_ENTRY = "verl's own main_ppo"
 _HERE = "ascend_quant.integrations.verl.sending"
 
 

@@ -11,7 +11,7 @@ ignored in training too.
 import os
 from typing import Any, NamedTuple
 
-from ascend_quant.engine.options import Options
+from ascend_quant.engine.options import EXACT_SCHEME, Options
 from ascend_quant.flashrl.config import resolve
 from ascend_quant.flashrl.variables import from_environment
 from ascend_quant.integrations.verl import EXACT
@@ -81,7 +81,7 @@ def _exact(config: Any) -> FakeQuantization:
         raise RefitError(f"{exact_settings.OPTION} needs rollout.quantization={QUANTIZATION}, and no FLASHRL_CONFIG")
     for replica in replicas:
         exact_settings.check_engine(replica)
-    return FakeQuantization("int8", ranks=exact_settings.ranks_of(config))
+    return FakeQuantization(EXACT_SCHEME, ranks=exact_settings.ranks_of(config))
 
 
 def _ignored(served: list[Served], scheme: str) -> tuple[str, ...]:

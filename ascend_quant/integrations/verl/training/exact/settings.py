@@ -8,9 +8,9 @@ A setting by which one of them computes anything else makes every token unequal,
 
 from typing import Any
 
-from ascend_quant.engine.options import Options
+from ascend_quant.engine.options import EXACT_SCHEME, Options
 from ascend_quant.integrations.verl import EXACT, EXACT_RANKS
-from ascend_quant.integrations.verl.settings import QUANTIZATION, options_of
+from ascend_quant.integrations.verl.settings import QUANTIZATION, flag
 from ascend_quant.refit import RefitError
 
 OPTION = f"rollout.engine_kwargs.{QUANTIZATION}.qat={EXACT}"
@@ -57,17 +57,14 @@ def is_strict(rollout: Any) -> bool:
     Raises:
         RefitError: a value that is neither True nor False.
     """
-    strict = options_of(rollout).get("strict", False)
-    if not isinstance(strict, bool):
-        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.strict={strict!r} is neither True nor False")
-    return strict
+    return flag(rollout, "strict", default=False)
 
 
 def check_engine(options: Options) -> None:
     """Raise RefitError unless a replica with these options serves what the actor computes."""
     where = "rollout.engine_kwargs.vllm.hf_overrides.quantization_config"
-    if options.scheme != "int8":
-        raise RefitError(f"{OPTION}, but the rollout serves {options.scheme}: set {where}.scheme=int8")
+    if options.scheme != EXACT_SCHEME:
+        raise RefitError(f"{OPTION}, but the rollout serves {options.scheme}: set {where}.scheme={EXACT_SCHEME}")
     if not options.exact:
         raise RefitError(f"{OPTION}, but the rollout's engines are not exact: set {where}.exact=true")
 

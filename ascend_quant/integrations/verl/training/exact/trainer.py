@@ -91,8 +91,9 @@ class ExactTrainer:
 
     @property
     def _longest(self) -> int:
-        """The most tokens of prompt and answer together that an engine takes (`max_model_len`)."""
-        return self.config.actor_rollout_ref.rollout.max_model_len
+        """The most tokens of prompt and answer together that engine and actor take."""
+        rollout = self.config.actor_rollout_ref.rollout
+        return rollout.max_model_len or rollout.prompt_length + rollout.response_length  # verl's default is null
 
     @property
     def _strict(self) -> bool:
