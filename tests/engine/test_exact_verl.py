@@ -31,7 +31,7 @@ STRICT = f"+{ENGINE}.ascend_quant.strict=true"
 # a last bit of one token a micro-batch, where verl gets log-probabilities
 PLANTED = """
 import torch
-from ascend_quant.integrations.verl import log_probs
+from ascend_quant.integrations.verl.training import log_probs
 
 exact = log_probs.log_probs_of
 
