@@ -3,20 +3,20 @@
 options.py    what a user may set
 loading.py    every copy into a resident parameter, whichever of the engine's loaders makes it
 layout.py     weights in another layout than a checkpoint's (NPUs, int4), and their stand-ins for the loaders
-placeless.py  tensors that are right to come though a rank has no place for them
+unmatched.py  tensors that are right to come though a rank has no place for them
 """
 
 from ascend_quant.engine.layout import Layout, layouts_of, lent
 from ascend_quant.engine.loading import Loading, guard, storage_of
 from ascend_quant.engine.options import Options
-from ascend_quant.engine.placeless import Placeless, TiedHead
+from ascend_quant.engine.unmatched import TiedHead, UnmatchedWeights
 
 __all__ = [
     "Layout",
     "Loading",
     "Options",
-    "Placeless",
     "TiedHead",
+    "UnmatchedWeights",
     "guard",
     "layouts_of",
     "lent",

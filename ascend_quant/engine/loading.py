@@ -16,13 +16,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ascend_quant.engine.misnamed import misnamed
-from ascend_quant.engine.placeless import Placeless
+from ascend_quant.engine.smoothing import Smoothing
+from ascend_quant.engine.unmatched import UnmatchedWeights
 from ascend_quant.kernels.storage import CODES
-from ascend_quant.refit import Refit, RefitError, coding
+from ascend_quant.refit import Refit, RefitError
 from ascend_quant.refit.plan import Entry, together
 from ascend_quant.refit.resident import ResidentWeight, offset_in
-from ascend_quant.refit.sent import NamedTensor, check_sent, made_plain
 from ascend_quant.tensors import FLOATS, one_by_one
+from ascend_quant.transfer import prequantized
+from ascend_quant.transfer.validate import NamedTensor, check_sent, made_plain
 
 COPY = torch.ops.aten.copy_.default
 FILL = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
@@ -36,8 +38,9 @@ class Loading(TorchDispatchMode):
         refit: where tensors are placed, written and counted.
         residents: resident parameters by their storage; a scale's maps to None (never loaded).
         shards: over how many ranks a tensor may be split.
-        placeless: tensors that the engine leaves out on purpose.
+        unmatched: tensors that the engine leaves out on purpose.
         stacked: whether its loaders take a stack of experts; otherwise they get them one by one.
+        smoothing: a profile's, which is among the refit's checks; None without a profile.
     """
 
     def __init__(
@@ -45,23 +48,24 @@ class Loading(TorchDispatchMode):
         refit: Refit,
         residents: Mapping[int, ResidentWeight | None],
         shards: int,
-        placeless: Placeless,
+        unmatched: UnmatchedWeights,
         stacked: bool,
+        smoothing: Smoothing | None = None,
     ):
         super().__init__()
-        self.refit, self.residents, self.shards, self.placeless = refit, residents, shards, placeless
-        self.stacked = stacked
+        self.refit, self.residents, self.shards, self.unmatched = refit, residents, shards, unmatched
+        self.stacked, self.smoothing = stacked, smoothing
         self.source: Source | None = None
         self._flushing = False
 
     def feed(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
         """Place tensors by plan; pass the others on to the engine, one at a time, and check what became of each."""
-        for group in together(self.refit.smoothed(weights)):
-            for name, sent in self.refit.place(self.placeless.apart(group, self._flush)):
+        for group in together(self.refit.take(weights)):
+            for name, sent in self.refit.place(self.unmatched.apart(group, self._flush)):
                 check_sent(name, sent)
-                own_name, coded = coding.parted(name)
+                own_name, coded = prequantized.parted(name)
                 plain = sent if coded else made_plain(sent)
-                tensor = coding.codes_of(name, sent) if coded else plain
+                tensor = prequantized.codes_of(name, sent) if coded else plain
                 slot = self.refit.batch.new_sources([(name, tensor.numel())])
                 self.source = Source(name, tensor, slot, sent, coded)
                 yield from [(own_name, tensor)] if self.stacked else one_by_one(own_name, tensor)
@@ -103,8 +107,8 @@ class Loading(TorchDispatchMode):
         if source is None:
             return
         if source.taken == 0:
-            source.entry.skipped = source.skipped and self.placeless.may_be_skipped(source.name)
-            if not source.entry.skipped and not self.placeless.leave_out(source.name):
+            source.entry.skipped = source.skipped and self.unmatched.may_be_skipped(source.name)
+            if not source.entry.skipped and not self.unmatched.leave_out(source.name):
                 raise self._unplaced(source)
             self.refit.record(source.name, source.entry)
             return
@@ -117,7 +121,7 @@ class Loading(TorchDispatchMode):
                 f"{source.name}: shape {tuple(source.tensor.shape)} is not what the model expects: "
                 + (has if misfit else f"it has {whole} elements, {wanted} are needed")
             )
-        self.refit.count(1, source.nbytes)
+        self.refit.received.count(1, source.nbytes)
         self.refit.record(source.name, source.entry)
 
     def _refused(self, source: "Source", error: Exception) -> RefitError:
@@ -131,7 +135,7 @@ class Loading(TorchDispatchMode):
     def _misnamed(self, name: str) -> str | None:
         """Return what is wrong with a name that the engine knows with something before it or in it; None for others."""
         entries = self.refit.plan.entries or {one.name for one in self.residents.values() if one is not None}
-        return misnamed(coding.parted(name)[0], {coding.parted(known)[0] for known in entries})
+        return misnamed(prequantized.parted(name)[0], {prequantized.parted(known)[0] for known in entries})
 
     def _unplaced(self, source: "Source") -> RefitError:
         """Make the error for a tensor of which nothing was written."""
@@ -213,7 +217,7 @@ class Loading(TorchDispatchMode):
         self, source: "Source", resident: ResidentWeight, shard: torch.Tensor, own: bool
     ) -> tuple[bool, torch.Tensor | None]:
         """Return whether the shard is quantized as it is, and its rows' frozen scales."""
-        smoothing = self.refit.smoothing
+        smoothing = self.smoothing
         if smoothing is None:
             return False, None
         quantized = bool(resident.codes)

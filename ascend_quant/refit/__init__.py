@@ -1,25 +1,25 @@
 """A refit: one weight sync, written in place into an engine's own buffers. Nothing here knows an engine.
 
-session.py       `Refit`: open, write, close
-servable.py      whether the engine may serve: failed refits, sleep
-plan.py          which rows each tensor ends in, learnt from one refit through the loaders
-resident.py      the engine's buffers, and which of their rows are written
-scales.py        those whose scales are shared otherwise than by rows
-sent.py          what a trainer may hand over, checked
-coding.py        weights that travel as codes
-delta.py         what has changed in what travels
-smoothing.py     a profile at work
-batch.py         writes on their way to the kernels
-proof.py         that what was sent is what arrived
-receipt.py       what a refit says of itself
-former_codes.py  what a refit is compared with, kept over a sleep
-samples.py       some bytes of every weight, for a glance at them
-errors.py        what is raised
+session.py        `Refit`: open, write, close
+serving_state.py  whether the engine may serve: failed refits, sleep
+check.py          what else belongs to a refit: a tied head, smoothing, scales of a KV cache
+plan.py           which rows each tensor ends in, learnt from one refit through the loaders
+resident.py       the engine's buffers, and which of their rows are written
+scales.py         those whose scales are shared otherwise than by rows
+batch.py          writes on their way to the kernels
+kernel_warm_up.py kernels compiled before the first refit
+received.py       tensors counted as they were sent
+receipt.py        duration, counts and digest of a refit
+code_snapshot.py  the codes that a refit is compared with, kept over a sleep
+samples.py        some bytes of every weight, for a glance at them
 """
 
-from ascend_quant.refit.errors import RefitError
+from ascend_quant.refit.check import Check, Derived
+from ascend_quant.refit.kernel_warm_up import prepare
 from ascend_quant.refit.receipt import Receipt
+from ascend_quant.refit.received import Received
 from ascend_quant.refit.scales import resident_class
 from ascend_quant.refit.session import Refit
+from ascend_quant.transfer.errors import RefitError
 
-__all__ = ["Receipt", "Refit", "RefitError", "resident_class"]
+__all__ = ["Check", "Derived", "Receipt", "Received", "Refit", "RefitError", "prepare", "resident_class"]

@@ -11,8 +11,8 @@ import torch
 from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.events import KernelClock
 from ascend_quant.kernels.moves import Job, Move, Moves
-from ascend_quant.refit.coding import parted
-from ascend_quant.refit.errors import RefitError
+from ascend_quant.transfer.errors import RefitError
+from ascend_quant.transfer.prequantized import parted
 
 
 class Batch:

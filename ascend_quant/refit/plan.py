@@ -14,7 +14,8 @@ from torch._C._dynamo.guards import TensorGuards
 
 from ascend_quant.kernels.moves import Move, Moves
 from ascend_quant.refit.resident import ResidentWeight
-from ascend_quant.refit.sent import NamedTensor, check_sent, is_plain, lies_as_read, sent_twice
+from ascend_quant.transfer.prequantized import parted
+from ascend_quant.transfer.validate import NamedTensor, check_sent, is_plain, lies_as_read, sent_twice
 
 # tensors of a long list that are placed together: few at first, so that the device begins at once; fewer again towards
 # the end, so that it has little left to do when the host is through
@@ -200,6 +201,18 @@ class Plan:
         call = Call(weights, self.entries)
         self._keep(key, call)
         return call, call.first_addresses(weights)
+
+    def takes_codes(self) -> tuple[list[str], list[str]]:
+        """Return names of the last refit's tensors that may come as codes (prequantized.py), and of those that may not.
+
+        Other ranks may know more: a tensor that this one has no place for is in neither.
+        """
+        found: tuple[list[str], list[str]] = ([], [])
+        for name, entry in self.entries.items():
+            if not entry.is_idle:
+                may = not entry.by_loader and all(resident.takes_codes for resident, _ in entry.moves)
+                found[not may].append(parted(name)[0])
+        return found
 
     def _keep(self, key: tuple[str, int], call: Call) -> None:
         """Keep a call for the next refit; where a sender never sends the same way twice, forget the oldest."""

@@ -1,10 +1,18 @@
 """The receipt of a refit: its duration, digest and counts, as metrics."""
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Protocol
 
 from ascend_quant.names import LeftOut, Unquantized
-from ascend_quant.refit.kv_scales import Scales
+
+
+class Report(Protocol):
+    """A part of a receipt."""
+
+    def as_metrics(self) -> Mapping[str, float]:
+        """Return numbers for a training logger."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -22,12 +30,12 @@ class Receipt:
         changed: fraction of the quantized codes of every 64th row that differ from the previous refit's (0 if nothing
             is quantized): reading all former codes would cost a third of the refit. None where it is unknown: there
             is no previous refit (the first load), or the buffers do not hold its codes any more (a refit failed since;
-            a sleep discarded them and they could not be kept, see former_codes.py).
+            a sleep discarded them and they could not be kept, see code_snapshot.py).
         left_alone: the layers that are not quantized though their kind is.
         digest: fingerprint of all resident bytes, 16 hex digits (see `oracle.digest`).
         left_out: the tensors that came and that the engine's own loader leaves out by design, such as a checkpoint's
             layers for MTP (multi-token prediction) where no drafter is loaded; not among `tensors`.
-        kv_scales: of the KV cache, where it has one a layer (see kv_scales.py).
+        reports: of the checks that have one, by their names, such as `kv_scales`.
     """
 
     number: int
@@ -41,17 +49,18 @@ class Receipt:
     left_alone: Unquantized  # named as its metric is
     digest: str
     left_out: LeftOut
-    kv_scales: Scales | None = None
+    reports: Mapping[str, Report] = field(default_factory=dict[str, Report])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON has them."""
-        return asdict(self)
+        """Return the fields as JSON has them, those of reports beside the others."""
+        found = asdict(self)
+        return found | found.pop("reports")
 
     def as_metrics(self) -> dict[str, float]:
         """`refit/*` numbers for a training logger, what is unknown left out; digests are cut to their low 32 bits."""
-        numbers = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "kv_scales"}
+        numbers = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "reports"}
         numbers |= {"left_alone": len(self.left_alone.names), "digest": int(self.digest, 16) % 2**32}
         numbers |= {"left_alone_digest": int(self.left_alone.digest, 16) % 2**32, "left_out": len(self.left_out.names)}
-        if self.kv_scales is not None:
-            numbers |= self.kv_scales.as_metrics()
+        for report in self.reports.values():
+            numbers |= report.as_metrics()
         return {f"refit/{name}": value for name, value in numbers.items() if value is not None}

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from ascend_quant.kernels.moves import SAMPLE, Move, Place
-from ascend_quant.refit.coding import TAIL, sent_shape
-from ascend_quant.refit.errors import RefitError
 from ascend_quant.tensors import FLOATS
+from ascend_quant.transfer.errors import RefitError
+from ascend_quant.transfer.prequantized import TAIL, sent_shape
 
 
 class Piece(NamedTuple):
@@ -107,7 +107,7 @@ class ResidentWeight:
             exact: whether float32 values are quantized as they are, not rounded to BF16 first.
             given: float32, the scales of the shard's rows if they shall not get their own; nothing to a weight that
                 keeps its dtype.
-            coded: whether the shard is of codes, whose scales lie behind the rows of `whole` (see coding.py).
+            coded: whether the shard is of codes, whose scales lie behind the rows of `whole` (see prequantized.py).
 
         Raises:
             RefitError: wrong shape or dtype, or rows that another tensor wrote in this refit.

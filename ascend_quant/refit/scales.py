@@ -16,9 +16,9 @@ import torch
 
 from ascend_quant.kernels.moves import Move, Place, RefreshedPlace
 from ascend_quant.oracle import BLOCK
-from ascend_quant.refit.errors import RefitError
 from ascend_quant.refit.resident import Piece, QuantizedWeight, ResidentWeight
 from ascend_quant.schemes import Scheme, definition_of
+from ascend_quant.transfer.errors import RefitError
 
 
 class TensorScaledWeight(QuantizedWeight):

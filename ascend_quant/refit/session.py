@@ -1,6 +1,6 @@
 """A refit: one weight sync. Open, write shards in any order and bucketing, close; it yields a receipt.
 
-What may be served, and when, is in servable.py. Nothing here knows an engine; engines feed `Refit` through adapters.
+What may be served, and when, is in serving_state.py. Nothing here knows an engine: engines feed `Refit` by adapters.
 
 Writes are collected in a batch and started by `flush`; on an accelerator nothing waits for them before `close`.
 A tensor whose way was learnt in an earlier refit is placed by plan (`place`), any other by the engine's loader
@@ -9,57 +9,37 @@ A tensor whose way was learnt in an earlier refit is placed by plan (`place`), a
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 
-from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.moves import Move
 from ascend_quant.names import LeftOut, Unquantized
 from ascend_quant.refit.batch import Batch
-from ascend_quant.refit.coding import parted
-from ascend_quant.refit.errors import RefitError
-from ascend_quant.refit.key_balance import KeyBalance
-from ascend_quant.refit.kv_scales import KvScales
+from ascend_quant.refit.check import Check
 from ascend_quant.refit.plan import Entry, Plan, edges_of
 from ascend_quant.refit.receipt import Receipt
+from ascend_quant.refit.received import Received
 from ascend_quant.refit.resident import ResidentWeight
-from ascend_quant.refit.sent import NamedTensor, checked, sent_twice
-from ascend_quant.refit.servable import Parameters, Servable
-from ascend_quant.refit.smoothing import Smoothing
-from ascend_quant.tensors import one_by_one
+from ascend_quant.refit.serving_state import Parameters, ServingState
+from ascend_quant.transfer.errors import RefitError
+from ascend_quant.transfer.validate import NamedTensor, checked, sent_twice
 
 logger = logging.getLogger(__name__)
 
-SENT_AS = (torch.bfloat16, torch.float32)  # by trainers
 SHOWN = 8  # names that one message lists
 
 
-class Check(Protocol):
-    """A check of a refit as a whole, beside its residents."""
-
-    def begin(self) -> None:
-        """A refit begins."""
-
-    def check(self, entries: Mapping[str, Entry]) -> None:
-        """End the refit, all residents written and these tensors come; raise RefitError if it may not stand."""
-
-
-class Refit(Servable):
+class Refit(ServingState):
     """The refit state of one engine worker.
 
     Args:
         residents: every parameter of the model, each once, all on one device.
         parameters: the engine's, to see that none was replaced.
-        plans: whether a tensor goes the same way in every refit (not so where experts move between ranks).
-        smoothing: a profile's, which all tensors pass first; None without a profile.
-        derived: each brings up to date what the engine derives from weights, where it cannot do without.
-        checks: begun and ended with every refit.
+        checks: begun and ended with every refit, in this order; one that writes goes last, when nothing else can fail.
         unquantized: what receipts say of layers that are not quantized.
-        kv_scales: of a KV cache that has one a layer; None of one without.
-        balance: of the keys, for a KV cache that rounds all channels of one alike; None for others.
+        plans: whether a tensor goes the same way in every refit (not so where experts move between ranks).
 
     Raises:
         RefitError: there are no residents, or they are on several devices.
@@ -69,19 +49,12 @@ class Refit(Servable):
         self,
         residents: Sequence[ResidentWeight],
         parameters: Parameters | None = None,
-        plans: bool = True,
-        smoothing: Smoothing | None = None,
-        derived: Sequence[Callable[[], None]] = (),
         checks: Sequence[Check] = (),
         unquantized: Unquantized = Unquantized("bf16"),  # noqa: B008  frozen
-        kv_scales: KvScales | None = None,
-        balance: KeyBalance | None = None,
+        plans: bool = True,
     ):
-        super().__init__(residents, kv_scales, parameters, plans)
-        self.balance = balance
-        # scales are written when nothing else can fail
-        self._checks = [*checks, *([] if kv_scales is None else [kv_scales])]
-        self._derived, self.unquantized = derived, unquantized
+        super().__init__(residents, checks, parameters, plans)
+        self.unquantized = unquantized
         if not self.residents:
             raise RefitError("a refit without resident weights: give it every parameter of the model")
         devices = {str(resident.tensor.device): resident.name for resident in self.residents}
@@ -92,36 +65,10 @@ class Refit(Servable):
         self._explicit = False
         self._plans = plans
         self._of_tensors = any(resident.of_tensors for resident in self.residents)
-        self.smoothing = smoothing
         self.plan = Plan()
         self._batch: Batch | None = None
-        self._started = 0.0
-        self._tensors = self._bytes = self._count = 0
-
-    def prepare(self, coded: bool = False) -> float:
-        """Have the kernels compiled that refits from tensors on the engine's device will need, and digests of these.
-
-        Args:
-            coded: for codes that a trainer sends (coding.py), which few do, in place of weights.
-
-        Returns:
-            Seconds.
-        """
-        device, start = self.residents[0].tensor.device, time.perf_counter()
-        kernels_for(device).prepare(device, self._kinds_of_codes() if coded else self._kinds_of_writes())
-        return time.perf_counter() - start
-
-    def _kinds_of_writes(self) -> Iterator[tuple[Move, torch.dtype]]:
-        for resident in self.residents:
-            if resident.row_count and resident.row_length:
-                yield from ((resident.example(), dtype) for dtype in SENT_AS)
-                if self.smoothing is not None and resident.codes:
-                    yield resident.example(exact=True, frozen=self.smoothing.frozen), torch.float32
-
-    def _kinds_of_codes(self) -> Iterator[tuple[Move, torch.dtype]]:
-        for resident in self.residents:
-            if resident.takes_codes and resident.row_count and resident.row_length:
-                yield resident.example(coded=True), resident.data.dtype
+        self._started, self._count = 0.0, 0
+        self.received = Received()
 
     @property
     def batch(self) -> Batch:
@@ -133,9 +80,7 @@ class Refit(Servable):
     @property
     def cache_since(self) -> int:
         """The number of the refit that changed how the KV cache is to be read; 0 for none."""
-        if self.kv_scales is not None:
-            return self._count
-        return 0 if self.balance is None else self.balance.since
+        return max((one.cache_since for one in self.checks), default=0)
 
     @contextmanager
     def session(self) -> Generator["Refit"]:
@@ -152,53 +97,29 @@ class Refit(Servable):
         if self.is_open and self._explicit:  # of two concurrent weight updates the second is refused
             raise RefitError("a refit is already open on this engine; close it before opening the next")
         self.put_back()
-        for begun in (*self.residents, *self._checks):
+        for begun in (*self.residents, *self.checks):
             begun.begin()
-        if self.smoothing is not None:
-            self.smoothing.begin()
         self._batch = Batch(self.residents[0].tensor.device, sparing=self.last_receipt is None)
         self._by_plan, self._learnt = bool(self.plan.entries), False
         self._entries: dict[str, Entry] = {}
         self._edges: set[tuple[ResidentWeight, int]] = set()
         self._skipped: set[str] = set()
         self._compares, self._explicit = self.opened(), explicit
-        self._started = time.perf_counter()
-        self._tensors = self._bytes = 0
+        self._started, self.received = time.perf_counter(), Received()
 
-    def count(self, tensors: int, nbytes: int) -> None:
-        """Account for received tensors."""
-        self._tensors += tensors
-        self._bytes += nbytes
-
-    def smoothed(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
-        """Return the tensors as the profile has them, one at a time; they are counted as they were sent.
+    def take(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
+        """Return the tensors that are to be written; those that a check keeps or changes are counted as they were sent.
 
         Experts of a stack come one by one if each has a scale of its own.
         """
-        if not self._of_tensors and self.smoothing is None:
+        for one in self.checks:
+            weights = one.take(weights, self.received)
+        if not self._of_tensors:
             return weights
         weights = list(checked(weights)) if isinstance(weights, (list, tuple)) else checked(weights)
-        if self.smoothing is None or self._of_tensors:
-            return self._apart(weights)
-        return self.smoothing.through(weights, self._counted_once)
-
-    def _apart(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
         if isinstance(weights, list) and all(tensor.dim() < 3 for _, tensor in weights):
             return weights
-        return self._one_by_one(weights)
-
-    def _one_by_one(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
-        for name, tensor in weights:
-            with self._counted_once(tensor):
-                yield from one_by_one(name, tensor)
-
-    @contextmanager
-    def _counted_once(self, sent: torch.Tensor) -> Generator[None]:
-        """Count whatever is counted inside as parts of one tensor that was sent."""
-        tensors, nbytes = self._tensors, self._bytes
-        yield
-        if self._tensors > tensors:
-            self._tensors, self._bytes = tensors + 1, nbytes + sent.nbytes
+        return self.received.experts_one_by_one(weights)
 
     def place(self, weights: Sequence[NamedTensor]) -> Sequence[NamedTensor]:
         """Queue the writes of tensors that came together by plan; returns those that the engine's loader must take.
@@ -223,7 +144,7 @@ class Refit(Servable):
         for resident, rows in call.rows.items():
             resident.unwritten -= rows
         self._edges |= call.edges
-        self.count(call.tensors, call.bytes)
+        self.received.count(call.tensors, call.bytes)
         return [weights[i] for i in call.rest]
 
     def write(
@@ -280,18 +201,6 @@ class Refit(Servable):
                 for resident, move in entry.moves:
                     resident.mark(move)
 
-    def takes_codes(self) -> tuple[list[str], list[str]]:
-        """Return names of the last refit's tensors that may come as codes (coding.py), and of those that may not.
-
-        Other ranks may know more: a tensor that this one has no place for is in neither.
-        """
-        found: tuple[list[str], list[str]] = ([], [])
-        for name, entry in self.plan.entries.items():
-            if not entry.is_idle:
-                may = not entry.by_loader and all(resident.takes_codes for resident, _ in entry.moves)
-                found[not may].append(parted(name)[0])
-        return found
-
     def missing(self) -> list[str]:
         """Checkpoint names of what this refit has not written yet."""
         if self._by_plan:
@@ -324,20 +233,18 @@ class Refit(Servable):
         with self.failing():
             self.flush()
             self._write_edges()
-            if self.balance is not None:
-                self.balance.apply()
+            for one in self.checks:
+                one.transform()
             for resident in self.residents:
                 resident.refresh()
             self._derive()
             self.check_addresses()  # while the device works
             changed, clamped, digest = self.batch.finish()
             self._check_complete()
-            if self.smoothing is not None:
-                self.smoothing.check()
-            for one in self._checks:
+            for one in self.checks:
                 one.check(self._entries)
-            if self.balance is not None:
-                digest = self.balance.settle(self._count + 1, digest)
+            for one in self.checks:
+                digest = one.settle(self._count + 1, digest)
             if any(resident.recount for resident in self.residents):
                 digest = int(self.digest(), 16)
         self._count += 1
@@ -350,8 +257,8 @@ class Refit(Servable):
         return receipt
 
     def _derive(self) -> None:
-        for refresh in self._derived:
-            refresh()
+        for one in self.checks:
+            one.derive()
 
     def _write_edges(self) -> None:
         """Quantize the blocks that several tensors have a part in."""
@@ -381,9 +288,9 @@ class Refit(Servable):
         compared = sum(resident.sampled for resident in self.residents)
         fraction = changed / max(compared, 1) if self._compares else None
         milliseconds, kernel_ms = 1e3 * (time.perf_counter() - self._started), self.batch.clock.milliseconds()
-        numbers = self._count, self._tensors, self._bytes, milliseconds, kernel_ms, 0, clamped, fraction
-        scales = None if self.kv_scales is None else self.kv_scales.current
-        return Receipt(*numbers, self.unquantized, f"{digest:016x}", self._left_out(), scales)
+        numbers = self._count, self.received.tensors, self.received.bytes, milliseconds, kernel_ms, 0, clamped, fraction
+        reports = {one.name: one.report for one in self.checks if one.report is not None}
+        return Receipt(*numbers, self.unquantized, f"{digest:016x}", self._left_out(), reports)
 
     def _left_out(self) -> LeftOut:
         """Return the tensors that were left out by design; all names are logged once, and again when they change."""

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import torch
 
 from ascend_quant.integrations.verl.sending.sender import SendingTrainingWorker
-from ascend_quant.refit.sent import NamedTensor
 from ascend_quant.smoke.life import NAN
+from ascend_quant.transfer.validate import NamedTensor
 
 sends = SendingTrainingWorker.as_sent
 

@@ -10,6 +10,7 @@ import sys
 import torch
 
 from ascend_quant.integrations.vllm.kv_cache import key_balance
+from ascend_quant.kv_cache.smooth_attention import KeyBalance
 
 SWITCH = "TEST_BALANCED_RANKS"  # inherited by the workers
 
@@ -25,7 +26,7 @@ class Extension:
         model = self.model_runner.model
         refit = model.ascend_quant_refit
         held = {name: as_bytes(parameter.detach().clone()) for name, parameter in model.named_parameters()}
-        factors = {} if refit.balance is None else refit.balance.factors
+        factors = next((one.factors for one in refit.checks if isinstance(one, KeyBalance)), {})
         return held, factors, refit.last_receipt.digest == refit.digest()
 
 

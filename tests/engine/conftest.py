@@ -29,7 +29,7 @@ LONG = {  # a file, or one test of it: the paths whose change brings it back int
         f"test_forward[{model}]": ("ascend_quant/schemes", "tests/engine/oracle_model.py")
         for model in ("qwen2-tied-int8", "qwen3-int8", "llama-odd-int8", "qwen2-fp8_block", "qwen3-moe-fp8_block")
     },
-    "test_key_balance_engine": (f"{VLLM}/kv_cache/key_balance.py", "ascend_quant/refit/key_balance.py"),
+    "test_key_balance_engine": (f"{VLLM}/kv_cache/key_balance.py", "ascend_quant/kv_cache/smooth_attention.py"),
     "test_kv_cache_engine": (f"{VLLM}/kv_cache/options.py",),
     "test_lora": (f"{VLLM}/layers",),
     "test_mismatch_command": ("ascend_quant/mismatch",),
@@ -41,7 +41,7 @@ LONG = {  # a file, or one test of it: the paths whose change brings it back int
     "test_routing_replay": (f"{VLLM}/routed_experts.py",),
     "test_sampling": (f"{VLLM}/sampling.py",),
     "test_separate_core": (f"{VLLM}/serving/requests.py", f"{VLLM}/serving/calls.py"),
-    "test_smoothing_engine": ("ascend_quant/profile", "ascend_quant/refit/smoothing.py"),
+    "test_smoothing_engine": ("ascend_quant/profile", "ascend_quant/engine/smoothing.py"),
     "test_trainer_workers": (f"{VLLM}/reload.py", "docker/locks/trainers.in"),
     "test_trainers::test_other_ways_of_trl": ("docs/trainers.md", "ascend_quant/flashrl"),
     "test_trainers::test_trl_trains_against_vllm_serve": ("docs/trainers.md", f"{VLLM}/serving/requests.py"),
@@ -49,7 +49,7 @@ LONG = {  # a file, or one test of it: the paths whose change brings it back int
     "test_verl_data_parallel": ("ascend_quant/integrations/verl/metrics/receipts.py",),
     "test_verl_looks": (
         f"{VLLM}/serving/calls.py",
-        "ascend_quant/refit/servable.py",
+        "ascend_quant/refit/serving_state.py",
         "ascend_quant/integrations/verl/receiving/worker.py",
     ),
     "test_verl_run::test_a_plugin_left_out_is_one_clear_error": ("ascend_quant/integrations/verl",),

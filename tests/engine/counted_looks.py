@@ -10,7 +10,7 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from ascend_quant.integrations.verl.receiving.worker import RefitWorkerExtension
 from ascend_quant.refit.samples import Samples
-from ascend_quant.refit.servable import Servable
+from ascend_quant.refit.serving_state import ServingState
 
 LOOKS = Counter()
 
@@ -26,7 +26,7 @@ def counted(owner: type, name: str) -> None:
     setattr(owner, name, method)
 
 
-counted(Servable, "digest")  # of all bytes
+counted(ServingState, "digest")  # of all bytes
 counted(Samples, "bytes")  # a copy of some, to be kept or compared
 
 

@@ -9,6 +9,7 @@ import torch
 from vllm import LLM, SamplingParams
 
 from ascend_quant.integrations.vllm import refit_of
+from ascend_quant.refit import Check
 
 # a gated delta net's state: vLLM's CPU kernels know no other dtype, and its platform sets it only where there is AMX
 FLOAT_STATE = {"mamba_ssm_cache_dtype": "float32"}
@@ -47,6 +48,11 @@ def model_of(llm: LLM) -> torch.nn.Module:
 
 def refit(llm: LLM):
     return refit_of(model_of(llm))
+
+
+def check_of(llm: LLM, kind: type[Check]) -> Check | None:
+    """The refit's check of a kind, such as `KvScales`."""
+    return next((one for one in refit(llm).checks if isinstance(one, kind)), None)
 
 
 def send(llm: LLM, state: dict[str, torch.Tensor]) -> None:

@@ -26,8 +26,8 @@ from transformers import (
 )
 
 from ascend_quant import oracle
-from ascend_quant.refit.coding import coded
 from ascend_quant.schemes import Scheme, get_scheme
+from ascend_quant.transfer.prequantized import coded
 
 VOCAB = 61
 COMMON = {

@@ -13,8 +13,9 @@ from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
 from ascend_quant.engine.loading import Loading
 from ascend_quant.integrations.vllm import attach
-from ascend_quant.refit import RefitError, coding
+from ascend_quant.refit import RefitError
 from ascend_quant.schemes import SCHEMES
+from ascend_quant.transfer import prequantized
 
 Q = "model.layers.1.self_attn.q_proj.weight"
 O = "model.layers.1.self_attn.o_proj.weight"  # noqa: E741
@@ -168,7 +169,7 @@ def test_a_plan_sees_codes_of_another_dtype(loaded, dtype):
     """They would be cast as values: other codes, and scales of nothing, with digests that fit what was sent."""
     llm, state = loaded
     floats = {name: tensor for name, tensor in state.items() if name != O}
-    [(name, codes)] = coding.coded([(O, state[O])], SCHEMES["int8"])
+    [(name, codes)] = prequantized.coded([(O, state[O])], SCHEMES["int8"])
     for _ in range(2):
         with refit(llm).session():
             model_of(llm).load_weights(list({**floats, name: codes}.items()))

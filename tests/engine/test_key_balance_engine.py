@@ -11,17 +11,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from engines import addresses, buckets, differing, engine, logprobs, model_of, refit, resident, worker_of
+from engines import addresses, buckets, check_of, differing, engine, logprobs, model_of, refit, resident, worker_of
 from models import checkpoint, expected, fused, make, perturbed, save
 from vllm import SamplingParams
 
 from ascend_quant import oracle
 from ascend_quant.integrations.vllm import compat
 from ascend_quant.integrations.vllm.kv_cache import key_balance
+from ascend_quant.kv_cache.smooth_attention import KeyBalance
 from ascend_quant.oracle.cache import dequantize_cache, quantize_cache
 from ascend_quant.oracle.key_balance import key_balance as balance_of
 from ascend_quant.oracle.key_balance import key_sizes
-from ascend_quant.refit import key_balance as fold
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.refit.scales import BlockScaledWeight
 from ascend_quant.schemes import get_scheme
@@ -97,12 +97,12 @@ def test_no_bit_of_the_answers_changes(given, monkeypatch):
     for on in (False, True):
         switch(monkeypatch, on)
         with engine(folder, scheme) as llm:
-            found.append((logprobs(llm), resident(llm), refit(llm).balance))
+            found.append((logprobs(llm), resident(llm), check_of(llm, KeyBalance)))
             refit(llm).verify()
             refit(llm).require_servable()
     (off, bytes_off, none), (on, bytes_on, balance) = found
     assert none is None and balance.why_not is None
-    assert fold.told(balance.factors.values(), None)["largest"] >= 8
+    assert max(float(factor_GD.max()) for factor_GD in balance.factors.values()) >= 8
     assert off.isfinite().all() and torch.equal(off, on)
     assert 0 < len(differing(bytes_off, bytes_on)) < len(bytes_on) / 2
 
@@ -152,14 +152,14 @@ def test_keys_of_other_factors_are_computed_anew(tmp_path, monkeypatch):
         original = core.reset_prefix_cache
         core.reset_prefix_cache = lambda *args, **more: resets.append(more) or original(*args, **more)
         llm.collective_rpc(sync, args=(same,))
-        assert (refit(llm).last_receipt.number, refit(llm).balance.since) == (2, 1)
+        assert (refit(llm).last_receipt.number, check_of(llm, KeyBalance).cache_since) == (2, 1)
         assert resets == [{}]
         for i, prompt in enumerate(prompts):
             llm.llm_engine.add_request(f"flying-{i}", {"prompt_token_ids": prompt}, tokens)
         for _ in range(6):
             so_far = {output.request_id: list(output.outputs[0].token_ids) for output in llm.llm_engine.step()}
         llm.collective_rpc(sync, args=(other,))
-        assert refit(llm).balance.since == 3 and resets[1:] == [{"reset_running_requests": True}]
+        assert check_of(llm, KeyBalance).cache_since == 3 and resets[1:] == [{"reset_running_requests": True}]
         ended = {}
         while llm.llm_engine.has_unfinished_requests():
             outputs = [output for output in llm.llm_engine.step() if output.finished]

@@ -13,8 +13,8 @@ from vllm import SamplingParams
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 from vllm.v1.worker.gpu_worker import Worker
 
+from ascend_quant.kv_cache.scales import AGE, FP8, sent_name
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.kv_scales import AGE, FP8, sent_name
 
 LAYERS = 2
 SETTINGS = {"quantization_config": {"kv_cache": "fp8"}, "max_model_len": 256, "enable_prefix_caching": True}
@@ -109,7 +109,7 @@ def answers(llm, prompts: list[list[int]], wanted=TOKENS) -> list[list[int]]:
 def test_before_any_trainer_they_are_bounds_of_the_weights(loaded, folders):
     receipt = refit(loaded).last_receipt
     if receipt.number == 1:
-        assert receipt.kv_scales.age is None and "refit/kv_scales/age" not in receipt.as_metrics()
+        assert receipt.reports["kv_scales"].age is None and "refit/kv_scales/age" not in receipt.as_metrics()
         assert all(0 < value != 1 for value in there(loaded).values())
         assert logprobs(loaded).isfinite().all()
 
@@ -122,8 +122,8 @@ def test_every_sync_brings_those_of_its_step_and_the_answers_are_a_fresh_engines
         assert there(loaded) == values(scales_of(step))
         receipt = refit(loaded).last_receipt
         assert receipt.tensors == len(state) + 3 * LAYERS + 1
-        assert (receipt.kv_scales.age, receipt.as_metrics()["refit/kv_scales/sent"]) == (0, 1)
-        digests.add(receipt.kv_scales.digest)
+        assert (receipt.reports["kv_scales"].age, receipt.as_metrics()["refit/kv_scales/sent"]) == (0, 1)
+        digests.add(receipt.reports["kv_scales"].digest)
         post_load_pass(loaded)  # vLLM's own sets them to 1
         assert there(loaded) == values(scales_of(step))
     assert len(digests) == len(folders[2])

@@ -13,7 +13,7 @@ from vllm import LLM
 
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.plan import Plan
-from ascend_quant.refit.proof import Receiving, sending
+from ascend_quant.transfer.checksums import Receiving, sending
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from ascend_quant import oracle
 from ascend_quant.integrations.verl.training.qat import FakeQuantization
 from ascend_quant.integrations.verl.training.qat_worker import fake_quantizing
 from ascend_quant.integrations.verl.sending.sender import SendingTrainingWorker, sends_weights
-from ascend_quant.refit.proof import SENT
+from ascend_quant.transfer.checksums import SENT
 from ascend_quant.qat import without_fake_quantization
 from ascend_quant.schemes import get_scheme
 

@@ -22,7 +22,7 @@ from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
 
-from ascend_quant.refit.coding import SCHEMES_SENT
+from ascend_quant.transfer.prequantized import SCHEMES_SENT
 
 
 class InProcessTransfer(IPCWeightTransferEngine):
@@ -156,7 +156,7 @@ def test_codes_of_the_trainers_own(step):
     scheme = refit(llm).unquantized.scheme
     for sent in (state, stacked(state)):
         model_of(llm).load_weights(sent.items())
-        names, _ = refit(llm).takes_codes()
+        names, _ = refit(llm).plan.takes_codes()
         assert set(names) == ({name for name in sent if is_taken(name)} if scheme in SCHEMES_SENT else set())
         if not names:
             continue

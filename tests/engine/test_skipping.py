@@ -11,7 +11,7 @@ from vllm.model_executor.models.glm4_moe import skip_spec_layers
 from vllm.model_executor.models.utils import AutoWeightsLoader, StageMissingLayer, WeightsMapper
 
 from ascend_quant.engine.loading import Loading, storage_of
-from ascend_quant.engine.placeless import Placeless
+from ascend_quant.engine.unmatched import UnmatchedWeights
 from ascend_quant.integrations.vllm import skipping
 from ascend_quant.integrations.vllm.hooks import WITH_FIRST_MODEL
 from ascend_quant.integrations.wrapping import install
@@ -68,7 +68,7 @@ def load():
         """A refit of the norm, with other tensors around it; returns the receipt."""
         sent = [(name, torch.ones(4)) for name in (*names[:1], NORM, *names[1:])]
         with refit.session(), torch.no_grad():
-            loading = Loading(refit, {storage_of(resident.data): resident}, 1, Placeless(None, 0), False)
+            loading = Loading(refit, {storage_of(resident.data): resident}, 1, UnmatchedWeights(None, 0), False)
             rest = loading.feed(sent)
             if (first := next(rest, None)) is not None:
                 with loading, loading.naming(), skipping.listening(loading):
@@ -84,7 +84,7 @@ def test_a_loader_that_gathers_first_is_told_from_an_extra_tensor(name, own):
     """Before its first write it has asked for the next tensor."""
     resident = ResidentWeight("norm.weight", Model().norm.weight.data)
     refit = Refit([resident])
-    loading = Loading(refit, {storage_of(resident.data): resident}, 1, Placeless(None, 0), False)
+    loading = Loading(refit, {storage_of(resident.data): resident}, 1, UnmatchedWeights(None, 0), False)
     with pytest.raises(RefitError) as refused, refit.session(), loading, loading.naming():
         list(loading.feed([(name, torch.ones(4)), ("next.weight", torch.ones(4))]))
     assert str(refused.value).startswith(name) is own and name in str(refused.value)

@@ -27,7 +27,7 @@ from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.profile.files import save
 from ascend_quant.profile.rules import Profile, Rule
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.proof import Receiving, sending
+from ascend_quant.transfer.checksums import Receiving, sending
 
 CHANNELS = QuantizationArgs(num_bits=8, type="int", strategy="channel", symmetric=True)
 KINDS = ("qwen2", "qwen3-moe")

@@ -23,7 +23,7 @@ def push(worker, path: str, scheme: str):
     from models import as_codes, checkpoint, stacked
 
     from ascend_quant.integrations.vllm import refit_of
-    from ascend_quant.refit.coding import SCHEMES_SENT
+    from ascend_quant.transfer.prequantized import SCHEMES_SENT
 
     model = worker.model_runner.model
     state = checkpoint(Path(path))
@@ -40,7 +40,7 @@ def push(worker, path: str, scheme: str):
     for way, sent in ways.items():
         send(way, sent)
         if scheme in SCHEMES_SENT:
-            own = refit.takes_codes()[0]
+            own = refit.plan.takes_codes()[0]
             send(f"{way}, own as codes", as_codes(sent, scheme, own))
             codes = as_codes(sent, scheme, {*own, *(name for name in sent if ".experts." in name)})
             send(f"{way}, as codes", codes)

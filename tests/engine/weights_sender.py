@@ -18,7 +18,7 @@ import torch
 import verl
 from safetensors.torch import load_file
 
-from ascend_quant.refit.proof import sending
+from ascend_quant.transfer.checksums import sending
 
 STOPPED_SECONDS = 1
 

@@ -19,7 +19,7 @@ from models import perturbed
 from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 
-from ascend_quant.refit.kv_scales import AGE, FP8, sent_name
+from ascend_quant.kv_cache.scales import AGE, FP8, sent_name
 
 SYNCS, COMPARED = 20, (7, 20)  # with fresh engines, one a process
 SLEEPS = (0, 1, 2)  # levels before the syncs, in turn
@@ -93,7 +93,7 @@ def walk(_: int, folder: Path, cache: str) -> None:
             sync(llm, perturbed(state, step) | scales)
             if scales:
                 assert read_back(llm) == {name: value.item() for name, value in scales.items() if name != AGE}, step
-                assert refit(llm).last_receipt.kv_scales.age == 0
+                assert refit(llm).last_receipt.reports["kv_scales"].age == 0
             if step in COMPARED:
                 torch.save(answered(llm), folder / f"walked-{step}.pt")
 

@@ -14,7 +14,7 @@ from torch import nn
 from ascend_quant.integrations import vllm as plugin
 from ascend_quant.integrations.vllm import compat
 from ascend_quant.integrations.vllm.kv_cache.options import OF_ASCEND
-from ascend_quant.refit.kv_scales import AGE, INT8, sent_name
+from ascend_quant.kv_cache.scales import AGE, INT8, sent_name
 from npu_host import memory, vllm_engine
 
 LAYERS, HEADS, KV_HEADS, SIZE = 2, 4, 2, 64
@@ -146,7 +146,7 @@ def save_share(rank: int, ranks: int, folder: Path) -> None:
         found = {
             "ours": {name: getattr(layer, name).cpu() for name in READ_BY_KERNELS},
             "theirs": {name: getattr(theirs, name).cpu() for name in READ_BY_KERNELS},
-            "digest": refit.last_receipt.kv_scales.digest,
+            "digest": refit.last_receipt.reports["kv_scales"].digest,
             "why": refit.why_not_servable(),
         }
         torch.save(found, folder / f"{rank}.pt")

@@ -13,7 +13,8 @@ import torch
 from ascend_quant.kernels import npu
 from ascend_quant.kernels.npu.refit import codes as npu_codes
 from ascend_quant.kernels.npu.refit import write as npu_write
-from ascend_quant.refit import batch, proof
+from ascend_quant.refit import batch
+from ascend_quant.transfer import checksums
 from npu_host import cost_models, page
 from npu_host.cost_counter import Cost, Counted
 
@@ -64,7 +65,7 @@ def entries_of(model: str, format_: str) -> list[Entry]:
     """Without the proof and with it."""
     sizes, nz = MODELS[model], FORMATS[format_]
     with pytest.MonkeyPatch.context() as patch:
-        for module in (batch, proof):
+        for module in (batch, checksums):
             patch.setattr(module, "kernels_for", lambda device: npu)
         patch.setattr(npu_codes, "way_of", lambda device: WAY)
         with Counted():
@@ -106,13 +107,13 @@ def _proof(sizes: cost_models.Sizes) -> Cost:
     for layers in (1, sizes.layers):
         buckets = cost_models.model_of(sizes, True, layers).buckets
         with Counted() as counted:
-            digests = proof.Digests()
+            digests = checksums.Digests()
             for bucket in buckets:
                 digests.add_all(bucket.weights)
             digests.as_dict()
     digests_of_all = torch.zeros(100, dtype=torch.uint8, device="npu")  # their number does not matter
     with Counted() as message:
-        copy = proof.HostCopy(digests_of_all)
+        copy = checksums.HostCopy(digests_of_all)
     copy.read()
     return counted.total + message.total
 

@@ -15,8 +15,8 @@ from ascend_quant.engine.layout import layouts_of
 from ascend_quant.integrations import vllm as plugin
 from ascend_quant.integrations.vllm import compat
 from ascend_quant.integrations.vllm.kv_cache.options import OF_ASCEND
+from ascend_quant.kv_cache.scales import AGE
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.kv_scales import AGE
 from npu_host import c8_models, memory, two_ranks
 from npu_host.c8_models import HEADS, KV_HEADS, NAMES, SIZE, attentions, holds, scales_of, state_of, sync, tensors_of
 
@@ -80,8 +80,8 @@ def test_every_refit_writes_all_in_place(built):
         holds(model, scales_of(step))
         assert addresses(model) == before and refit.why_not_servable() is None
         receipt = refit.last_receipt
-        assert receipt.tensors == len(state) + len(scales_of(step)) and receipt.kv_scales.age == 0
-        digests.add(receipt.kv_scales.digest)
+        assert receipt.tensors == len(state) + len(scales_of(step)) and receipt.reports["kv_scales"].age == 0
+        digests.add(receipt.reports["kv_scales"].digest)
         for layer in attentions(model):  # as vLLM does after loading, and verl after every sync
             layer.quant_method.process_weights_after_loading(layer)
             layer.process_weights_after_loading(torch.bfloat16)

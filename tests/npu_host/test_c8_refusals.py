@@ -7,8 +7,8 @@ import torch
 from naming import line_naming
 
 from ascend_quant.integrations import vllm as plugin
+from ascend_quant.kv_cache.scales import INT8
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.kv_scales import INT8
 from npu_host import c8_models, device, reference
 
 plugin.register()

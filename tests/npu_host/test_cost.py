@@ -8,7 +8,7 @@ import torch
 from ascend_quant.kernels import npu
 from ascend_quant.kernels.npu.refit import codes as npu_codes
 from ascend_quant.kernels.npu.refit import write as npu_write
-from ascend_quant.refit import proof
+from ascend_quant.transfer import checksums
 from npu_host import cost_models, costs, page
 from npu_host.cost_counter import Counted
 from npu_host.costs import Entry
@@ -65,9 +65,9 @@ def test_the_trainers_proof_waits_twice_however_many_tensors_there_are(layers):
         for bucket in cost_models.model_of(SMALL, True, layers).buckets
         for name, tensor in bucket.weights
     ]
-    list(proof.sending(weights))  # makes the tables
+    list(checksums.sending(weights))  # makes the tables
     with Counted() as counted:
-        sent = list(proof.sending(weights))
+        sent = list(checksums.sending(weights))
     assert len(sent) == len(weights) + 1
     assert (counted.total.waits, counted.total.h2d, counted.total.d2h) == (2, 1, 1)
     assert not counted.total.aicpu

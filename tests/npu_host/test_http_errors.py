@@ -14,7 +14,7 @@ from ascend_quant.integrations.vllm import compat
 from ascend_quant.integrations.vllm.serving import calls, http_errors
 from ascend_quant.integrations.vllm.serving.hooks import WITH_HTTP_SERVER
 from ascend_quant.integrations.wrapping import MARK, install
-from ascend_quant.refit.errors import refusal
+from ascend_quant.transfer.errors import refusal
 
 pytestmark = pytest.mark.each_version
 REASON = "no weights have been proved since the engine woke up"

@@ -11,8 +11,8 @@ from torch import nn
 
 from ascend_quant.integrations import vllm as plugin
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.coding import coded
 from ascend_quant.schemes import SCHEMES
+from ascend_quant.transfer.prequantized import coded
 from npu_host import checkpoint
 
 
@@ -56,7 +56,7 @@ def codes_of_the_trainers_own_are_the_oracles(moe: bool, model: nn.Module) -> No
     """Quantized on npu:0 as a trainer does; by the loaders, then by plan."""
     refit = plugin.refit_of(model)
     load(model, checkpoint.state_of(moe, 8))
-    names, others = refit.takes_codes()
+    names, others = refit.plan.takes_codes()
     assert all(name.endswith("_proj.weight") for name in names) and "model.norm.weight" in others
     for seed in (9, 10):
         state = checkpoint.state_of(moe, seed)
@@ -77,7 +77,7 @@ def stacks_of_experts_are_the_oracles(moe: bool, model: nn.Module) -> None:
         sent = checkpoint.stacked(moe, state)
         assert (len(sent) < len(state)) == moe
         if seed > 20:
-            names, _ = refit.takes_codes()
+            names, _ = refit.plan.takes_codes()
             quantized = [(name, sent.pop(name).npu()) for name in names]
             assert any(tensor.dim() == 3 for _, tensor in quantized) == moe
             sent |= dict(coded(quantized, SCHEMES["int8"]))

@@ -103,10 +103,10 @@ def test_a_dead_host_is_the_cause_of_what_only_follows_from_it(tmp_path, driver,
         "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for",
         "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Connection closed by peer [10.0.0.1]",
         "ascend_quant.integrations.verl.receiving.receiver.SenderGone: the trainer closed ipc:///tmp after 3 messages",
-        "ascend_quant.refit.errors.RefitError: weight sync failed: the trainer closed ipc:///x after 3 messages, "
+        "ascend_quant.transfer.errors.RefitError: weight sync failed: the trainer closed ipc:///x after 3 messages, "
         "before its last bucket: look in the trainer's log",
     ],
 )
 def test_what_another_process_has_caused_is_a_consequence(text):
     assert is_consequence(text)
-    assert not is_consequence("ascend_quant.refit.errors.RefitError: weight sync failed: layers.1.weight has 3 NaN")
+    assert not is_consequence("ascend_quant.transfer.errors.RefitError: weight sync failed: layers.1.weight has 3 NaN")

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ascend_quant.refit import RefitError, delta, delta_base
-from ascend_quant.refit.delta import NAME, Receiver, Sender
+from ascend_quant.refit import RefitError
+from ascend_quant.transfer import delta, delta_base
+from ascend_quant.transfer.delta import NAME, Receiver, Sender
 
 LARGE = 3 * delta.BLOCK + 40
 

@@ -224,7 +224,7 @@ def test_a_missing_metric_is_named(tmp_path):
 
 
 def test_last_errors_are_the_drivers(tmp_path):
-    log, said = tmp_path / "verl.log", "ascend_quant.refit.errors.RefitError: layer 3 is missing"
+    log, said = tmp_path / "verl.log", "ascend_quant.transfer.errors.RefitError: layer 3 is missing"
     trace = f'Traceback (most recent call last):\n  File "x.py", line 3, in f\n    g()\n{said}\n'
     log.write_text(f"ValueError in a sentence is no error line? it is\n{trace}bye\n")
     assert last_errors(log).count(said) == 1 and "bye" not in last_errors(log)

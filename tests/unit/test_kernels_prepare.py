@@ -3,15 +3,16 @@
 import pytest
 import torch
 
+from ascend_quant.engine.smoothing import Smoothing
 from ascend_quant.kernels.cuda.refit import launches
 from ascend_quant.kernels.int4_places import MarlinTiles
 from ascend_quant.kernels.storage import CODES
-from ascend_quant.refit import Refit, batch, coding, proof, session
-from ascend_quant.refit.proof import Receiving, sending
+from ascend_quant.refit import Refit, batch, kernel_warm_up, prepare
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.refit.scales import BY_SHARING
-from ascend_quant.refit.smoothing import Smoothing
 from ascend_quant.schemes import SCHEMES
+from ascend_quant.transfer import checksums, prequantized
+from ascend_quant.transfer.checksums import Receiving, sending
 
 LENGTH, WHOLE = 32, 64  # of a row-parallel layer's rows
 
@@ -19,7 +20,7 @@ LENGTH, WHOLE = 32, 64  # of a row-parallel layer's rows
 @pytest.fixture
 def module(cuda, monkeypatch):
     """The CUDA kernels, which also serve tensors on the CPU where there is no GPU; nothing is compiled yet."""
-    for owner in (batch, session, proof):
+    for owner in (batch, kernel_warm_up, checksums):
         monkeypatch.setattr(owner, "kernels_for", lambda device: cuda.module)
     monkeypatch.setattr(launches, "_COMPILED", {})
     return cuda.module
@@ -62,7 +63,7 @@ def sync(session, dtype):
         parameters = received.take(list(sending((name, tensor) for name, tensor, _, _ in tensors)))
         for (name, tensor), (_, _, resident, view) in zip(parameters, tensors, strict=True):
             shard = tensor[..., LENGTH:] if tensor.dim() == 2 and view.shape != tensor.shape else tensor
-            exact = bool(session.smoothing and resident.codes)
+            exact = bool(session.checks and resident.codes)
             slot = session.batch.new_sources([(name, tensor.numel())])
             session.write(slot, resident, view, shard, tensor, tensor, exact=exact)
     received.prove()
@@ -73,7 +74,7 @@ def sync(session, dtype):
 def test_a_trainers_first_syncs_find_their_kernels(module, cuda, name):
     session = Refit(residents_of(SCHEMES[name], cuda.device))
     before = {r.name: r.tensor.clone() for r in session.residents}
-    session.prepare()
+    prepare(session)
     assert all(torch.equal(r.tensor.view(torch.uint8), before[r.name].view(torch.uint8)) for r in session.residents)
     assert all(r.unwritten == r.row_count for r in session.residents)
     ready = set(launches._COMPILED)
@@ -85,23 +86,23 @@ def test_a_trainers_first_syncs_find_their_kernels(module, cuda, name):
 
 @pytest.mark.parametrize("name", ["int8", "fp8"])
 def test_codes_that_a_trainer_sends_find_theirs(module, cuda, monkeypatch, name):
-    monkeypatch.setattr(coding, "kernels_for", lambda device: cuda.module)
+    monkeypatch.setattr(prequantized, "kernels_for", lambda device: cuda.module)
     scheme = SCHEMES[name]
     whole, stack = quantized(scheme, (3, 48), cuda.device), quantized(scheme, (2, 3, LENGTH), cuda.device)
     slices = quantized(scheme, (3, LENGTH), cuda.device, WHOLE)
-    coding.prepare([(K, torch.float32) for K in (48, LENGTH, WHOLE)], scheme, cuda.device)
+    prequantized.prepare([(K, torch.float32) for K in (48, LENGTH, WHOLE)], scheme, cuda.device)
     sent_by_trainer = set(launches._COMPILED)
     session = Refit([whole, stack, slices])
-    session.prepare(coded=True)
+    prepare(session, coded=True)
     ready = set(launches._COMPILED)
     assert ready > sent_by_trainer > set()
     weights = [torch.randn(r.data.shape[-2], r.whole_length, device=cuda.device) for r in (whole, stack, slices)]
     views, shards = (whole.data, stack.data[0], slices.data), (slice(None), slice(None), slice(LENGTH, None))
-    named = coding.coded([(str(number), w) for number, w in enumerate(weights)], scheme)
+    named = prequantized.coded([(str(number), w) for number, w in enumerate(weights)], scheme)
     assert set(launches._COMPILED) == ready
     session.open()
     for (name, sent), resident, view, part in zip(named, session.residents, views, shards, strict=True):
-        codes = coding.codes_of(name, sent)
+        codes = prequantized.codes_of(name, sent)
         slot = session.batch.new_sources([(name, codes.numel())])
         session.write(slot, resident, view, codes[:, part], codes, codes, coded=True)
     session.batch.flush()
@@ -112,9 +113,9 @@ def test_smoothed_weights_find_theirs(module, cuda, monkeypatch):
     smoothing = Smoothing.__new__(Smoothing)
     smoothing.frozen = False
     monkeypatch.setattr(Smoothing, "begin", lambda self: None)
-    monkeypatch.setattr(Smoothing, "check", lambda self: None)
-    session = Refit([quantized(SCHEMES["int8"], (3, LENGTH), cuda.device)], smoothing=smoothing)
-    session.prepare()
+    monkeypatch.setattr(Smoothing, "check", lambda self, entries: None)
+    session = Refit([quantized(SCHEMES["int8"], (3, LENGTH), cuda.device)], checks=[smoothing])
+    prepare(session)
     ready = set(launches._COMPILED)
     sync(session, torch.float32)
     assert set(launches._COMPILED) == ready
@@ -123,7 +124,7 @@ def test_smoothed_weights_find_theirs(module, cuda, monkeypatch):
 def test_the_trainers_digests_find_theirs(module, cuda):
     tensors = [torch.randn(5, 48), torch.randn(7), torch.randn(2, 3, 32).bfloat16()]
     tensors = [tensor.to(cuda.device) for tensor in tensors]
-    proof.prepare(cuda.device)
+    checksums.prepare(cuda.device)
     ready = set(launches._COMPILED)
     list(sending((str(i), tensor) for i, tensor in enumerate(tensors)))
     assert ready and set(launches._COMPILED) == ready

@@ -12,8 +12,8 @@ from move_cases import CODED, DTYPES, EXACT, KINDS, QUANTIZED, Case, awkward_val
 
 from ascend_quant import oracle
 from ascend_quant.kernels.moves import Counters, Job, Move, Moves
-from ascend_quant.refit import coding
 from ascend_quant.schemes import SCHEMES
+from ascend_quant.transfer import prequantized
 
 LENGTHS = (1, 255, 256, 257, 1024, 1025, 2560, 2561, 8192, 8193, 32768, 32769, 65535, 65536)
 
@@ -203,7 +203,7 @@ def test_what_is_not_finite_is_counted_by_source(kernels, kind, dtype):
 @pytest.mark.parametrize(("scheme", "largest"), [("int8", 127), ("fp8", 448)])
 def test_codes_that_no_quantization_gives_are_counted_by_rows(kernels, scheme, largest):
     values = torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
-    [(_, sent)] = coding.coded([("w", values)], SCHEMES[scheme])
+    [(_, sent)] = prequantized.coded([("w", values)], SCHEMES[scheme])
     sent, top = sent.view(torch.int8), torch.finfo(torch.bfloat16).max
     for row, scale in (
         (3, -1e-30),
@@ -214,7 +214,7 @@ def test_codes_that_no_quantization_gives_are_counted_by_rows(kernels, scheme, l
     ):
         sent[row, 40:44] = torch.tensor([scale]).view(torch.int8)
     sent[[5, 6, 49], [0, 39, 20]] = torch.tensor([0x7F, -1, -128], dtype=torch.int8)  # e4m3: NaN, -NaN, -0
-    source = sent.view(coding.codes_dtype(SCHEMES[scheme])).to(kernels.device)
+    source = sent.view(prequantized.codes_dtype(SCHEMES[scheme])).to(kernels.device)
     target, scale = (
         torch.zeros(50, 40, dtype=source.dtype, device=kernels.device),
         torch.zeros(50, device=kernels.device),

@@ -10,9 +10,9 @@ import torch
 from kv_cases import rotated
 
 from ascend_quant import oracle
+from ascend_quant.kv_cache.smooth_attention import Attention, KeyBalance
 from ascend_quant.oracle.key_balance import key_balance, key_sizes
 from ascend_quant.refit import Refit, RefitError
-from ascend_quant.refit.key_balance import Attention, KeyBalance, told
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 
 HEADS, GROUPS, HEAD, WIDTH = 6, 2, 16, 96  # so wide that random rows are alike, and none lies out
@@ -128,7 +128,7 @@ class Layer:
         shape = heads, groups, HEAD
         attention = Attention("attn", self.vectors["input_norm"], self.qkv, bias, q_norm, k_norm, *shape)
         self.balance = KeyBalance([attention]) if on else None
-        self.refit = Refit([self.qkv, *self.vectors.values()], balance=self.balance)
+        self.refit = Refit([self.qkv, *self.vectors.values()], checks=[self.balance] if on else [])
         self.starts = {"q": 0, "k": heads * HEAD, "v": (heads + groups) * HEAD}
 
     def sent(self) -> list[tuple[torch.Tensor, ResidentWeight, torch.Tensor]]:
@@ -225,8 +225,8 @@ def test_attention_computes_the_same_numbers(kind, quantized):
     layers = [Layer(KINDS[kind], quantized, on=on).write() for on in (True, False)]
     on, off = (layer.scores() for layer in layers)
     assert torch.equal(on, off)
-    told_of = told(layers[0].balance.factors.values(), None)
-    assert (told_of["balanced"] > 0) == (kind != "neither") and told_of["pairs"] == GROUPS * HEAD // 2
+    [factor_GD] = layers[0].balance.factors.values()
+    assert factor_GD.shape == (GROUPS, HEAD) and bool((factor_GD > 1).any()) == (kind != "neither")
 
 
 @EACH
@@ -256,16 +256,16 @@ def test_since_when_cached_keys_can_be_read():
     """A refit that changes one factor makes others' keys unreadable; one that fails, or changes none, does not."""
     layer = Layer(KINDS["biases"], quantized=True).write()
     layer.state = KINDS["biases"] | {"q_proj.weight": KINDS["biases"]["q_proj.weight"] * 3}
-    assert (layer.write().balance.since, layer.refit.cache_since, layer.refit.last_receipt.number) == (1, 1, 2)
+    assert (layer.write().balance.cache_since, layer.refit.cache_since, layer.refit.last_receipt.number) == (1, 1, 2)
     bias = KINDS["biases"]["k_proj.bias"].clone()
     bias[3] *= 4
     layer.state = KINDS["biases"] | {"k_proj.bias": bias}
-    assert (layer.write().balance.since, layer.refit.last_receipt.number) == (3, 3)
+    assert (layer.write().balance.cache_since, layer.refit.last_receipt.number) == (3, 3)
     layer.state = KINDS["biases"] | {"v_proj.weight": torch.full_like(KINDS["biases"]["v_proj.weight"], math.nan)}
     with pytest.raises(RefitError, match="NaN"):
         layer.write()
     layer.state = KINDS["biases"] | {"k_proj.bias": bias}
-    assert (layer.write().balance.since, layer.refit.last_receipt.number) == (3, 4)
+    assert (layer.write().balance.cache_since, layer.refit.last_receipt.number) == (3, 4)
     assert Layer(KINDS["biases"], quantized=True, on=False).write().refit.cache_since == 0
 
 

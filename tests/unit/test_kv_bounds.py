@@ -8,7 +8,7 @@ pytest.importorskip("transformers", reason="its models are the reference")
 
 import transformers
 
-from ascend_quant.refit.kv_bounds import NORM_BEFORE_ATTENTION, Bounds
+from ascend_quant.kv_cache.bounds import NORM_BEFORE_ATTENTION, Bounds
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 100, "head_dim": 16}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}

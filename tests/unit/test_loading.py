@@ -6,7 +6,7 @@ from naming import line_naming
 
 from ascend_quant.engine.loading import Loading, storage_of
 from ascend_quant.engine.misnamed import misnamed
-from ascend_quant.engine.placeless import Placeless
+from ascend_quant.engine.unmatched import UnmatchedWeights
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.refit.resident import ResidentWeight
 
@@ -47,7 +47,7 @@ class Model:
         self.refit = Refit([self.norm])
 
     def load(self, *weights):
-        loading = Loading(self.refit, {storage_of(self.norm.data): self.norm}, 1, Placeless(None, 0), True)
+        loading = Loading(self.refit, {storage_of(self.norm.data): self.norm}, 1, UnmatchedWeights(None, 0), True)
         places = {"model.norm.weight": self.norm.data, "model.bias": self.bias}
         with self.refit.session(), loading, loading.naming():
             for name, tensor in loading.feed(weights):

@@ -12,9 +12,9 @@ import ascend_quant
 from ascend_quant.exact.counters import Compared
 from ascend_quant.integrations.verl.metrics.replica_mismatch import replica_mismatch
 from ascend_quant.integrations.verl.metrics.start_up import STARTED, StartUp
+from ascend_quant.kv_cache.scales import Scales
 from ascend_quant.names import LeftOut, Unquantized
 from ascend_quant.refit import Receipt
-from ascend_quant.refit.kv_scales import Scales
 from launch import ROOT
 
 PAGES = [ROOT / "docs" / name for name in ("metrics.md", "metrics.zh.md")]

@@ -6,11 +6,12 @@ from naming import line_naming
 
 from ascend_quant import oracle
 from ascend_quant.engine.loading import Loading, storage_of
-from ascend_quant.engine.placeless import Placeless
-from ascend_quant.refit import Refit, RefitError, coding
+from ascend_quant.engine.unmatched import UnmatchedWeights
+from ascend_quant.refit import Refit, RefitError
 from ascend_quant.refit.plan import FEWEST, LAST, MOST, WAYS, Entry, together
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 from ascend_quant.schemes import SCHEMES
+from ascend_quant.transfer import prequantized
 
 NAMES = ("up", "norm", "down", "elsewhere")
 
@@ -43,7 +44,7 @@ class Engine:
             resident = self.residents[name]
             for move in self.refit.write(slot, resident, resident.data, tensor):
                 entry.add(resident, move)
-            self.refit.count(1, tensor.nbytes)
+            self.refit.received.count(1, tensor.nbytes)
         entry.by_loader = not tensor.is_contiguous()
         self.refit.record(name, entry)
 
@@ -201,13 +202,13 @@ class CodedEngine:
     """One weight that is sent as codes, through the hook that learns where a loader's copies go."""
 
     def __init__(self, scheme):
-        self.scheme, dtype = SCHEMES[scheme], coding.codes_dtype(SCHEMES[scheme])
+        self.scheme, dtype = SCHEMES[scheme], prequantized.codes_dtype(SCHEMES[scheme])
         self.up = QuantizedWeight("up", torch.zeros(6, 48, dtype=dtype), torch.zeros(6), 48)
         self.refit = Refit([self.up])
         self.by_loader = 0
 
     def load(self, name, sent):
-        loading = Loading(self.refit, {storage_of(self.up.data): self.up}, 1, Placeless(None, 0), True)
+        loading = Loading(self.refit, {storage_of(self.up.data): self.up}, 1, UnmatchedWeights(None, 0), True)
         with self.refit.session(), loading, loading.naming():
             for _, tensor in loading.feed([(name, sent)]):
                 self.by_loader += 1
@@ -239,12 +240,12 @@ def test_codes_that_lie_otherwise_in_memory_are_refused_by_their_strides(scheme,
     engine = CodedEngine(scheme)
     first, second, third = (torch.randn(6, 48).bfloat16() for _ in range(3))
     if known:
-        engine.load(*coding.coded([("up", first)], engine.scheme)[0])
-    [(name, sent)] = coding.coded([("up", second)], engine.scheme)
+        engine.load(*prequantized.coded([("up", first)], engine.scheme)[0])
+    [(name, sent)] = prequantized.coded([("up", second)], engine.scheme)
     other = LAID_OTHERWISE[laid](sent)
     with pytest.raises(RefitError, match=line_naming(name, str(other.stride()))):
         engine.load(name, other)
     for w in (third, first):
-        engine.load(*coding.coded([("up", w)], engine.scheme)[0])
+        engine.load(*prequantized.coded([("up", w)], engine.scheme)[0])
         engine.check(w)
     assert engine.by_loader <= 1  # what was refused has not spoiled the plan

@@ -14,6 +14,7 @@ from naming import line_naming
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from ascend_quant.engine.smoothing import Smoothing
 from ascend_quant.profile import equivalence
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.profile.compare import compare_int8
@@ -21,7 +22,6 @@ from ascend_quant.profile.files import load, save
 from ascend_quant.profile.rules import Profile, Rule
 from ascend_quant.profile.w8a8 import read_w8a8
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.smoothing import Smoothing
 
 LAYER = "model.layers.1."
 NORM, ROUTER = f"{LAYER}post_attention_layernorm.weight", f"{LAYER}mlp.gate.weight"

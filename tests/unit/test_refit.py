@@ -12,7 +12,7 @@ from ascend_quant import oracle
 from ascend_quant.engine.addresses import Addresses
 from ascend_quant.kernels import chunks
 from ascend_quant.kernels.cpu import refit as cpu_refit
-from ascend_quant.refit import Refit, RefitError
+from ascend_quant.refit import Check, Derived, Refit, RefitError
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 
 
@@ -324,7 +324,7 @@ def test_a_refit_of_nothing_is_an_error():
         Refit([])
 
 
-class Never:
+class Never(Check):
     """A check that no refit stands."""
 
     begun = 0
@@ -347,7 +347,7 @@ def test_a_check_of_the_whole_decides_before_the_engine_may_serve():
 
 def test_what_is_derived_from_weights_is_of_the_same_refit():
     weight, derived = linear(), torch.zeros(8, 6)
-    refit = Refit([weight], derived=[lambda: derived.copy_(weight.data * weight.scale)])
+    refit = Refit([weight], checks=[Derived([lambda: derived.copy_(weight.data * weight.scale)])])
     for _ in range(2):
         w_NK = torch.randn(8, 6)
         with refit.session():

@@ -8,7 +8,7 @@ from ascend_quant.kernels import npu
 from ascend_quant.kernels.events import KernelClock
 from ascend_quant.kernels.int4_places import MarlinTiles, PackedRows
 from ascend_quant.kernels.storage import CODES
-from ascend_quant.refit import Refit, RefitError, batch, former_codes, session
+from ascend_quant.refit import Refit, RefitError, batch, code_snapshot, session
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.refit.scales import BY_SHARING
 from ascend_quant.schemes import SCHEMES
@@ -160,8 +160,8 @@ def test_too_little_host_memory_makes_it_unknown_and_says_so(monkeypatch, caplog
     def no_memory(*_, **__):
         raise RuntimeError("can't allocate memory")
 
-    caplog.set_level("WARNING", former_codes.logger.name)  # whatever others have set the root logger to
-    monkeypatch.setattr(former_codes.torch, "empty", no_memory)
+    caplog.set_level("WARNING", code_snapshot.logger.name)  # whatever others have set the root logger to
+    monkeypatch.setattr(code_snapshot.torch, "empty", no_memory)
     held = engine.sleep(2)
     monkeypatch.undo()
     engine.wake(held)

@@ -35,7 +35,7 @@ def write(refit, shards, view_of):
                 entry = Entry(tensor.shape)
                 for move in refit.write(slot, resident, view_of(*where), tensor):
                     entry.add(resident, move)
-                refit.count(1, tensor.nbytes)
+                refit.received.count(1, tensor.nbytes)
                 refit.record(name, entry)
             refit.flush()
     assert refit.last_receipt.digest == refit.digest()

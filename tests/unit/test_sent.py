@@ -8,7 +8,7 @@ from naming import line_naming
 from ascend_quant.engine.loading import Source
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.plan import Call, Entry
-from ascend_quant.refit.sent import check_sent, checked, is_freed, is_plain, made_plain, pairs
+from ascend_quant.transfer.validate import check_sent, checked, is_freed, is_plain, made_plain, pairs
 
 W = torch.arange(12.0).view(3, 4)
 FREED, GATHERED = W.clone(), W.clone()

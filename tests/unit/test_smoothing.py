@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from naming import has_line_naming
 
 from ascend_quant import oracle
+from ascend_quant.engine.smoothing import Smoothing
 from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.profile.rules import Profile, Rule
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.refit.plan import Entry
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
-from ascend_quant.refit.smoothing import Smoothing
 
 FC, NORM, BIAS, HEAD = "fc.weight", "norm.weight", "fc.bias", "head.weight"
 
@@ -62,9 +62,9 @@ def residents(rows=8, length=6):
 def push(refit, weights, held):
     """One refit, each tensor as a whole; by plan where there is one. Returns the names that had none."""
     unknown = []
-    smoothing = refit.smoothing
+    smoothing = refit.checks[0]
     with refit.session():
-        for name, sent in refit.smoothed(weights):
+        for name, sent in refit.take(weights):
             for _, tensor in refit.place([(name, sent)]):
                 unknown.append(name)
                 slot = refit.batch.new_sources([(name, tensor.numel())])
@@ -74,7 +74,7 @@ def push(refit, weights, held):
                 for move in refit.write(slot, held[name], held[name].data, tensor, None, None, *how):
                     entry.add(held[name], move)
                 refit.record(name, entry)
-                refit.count(1, tensor.nbytes)
+                refit.received.count(1, tensor.nbytes)
             refit.flush()
     return unknown
 
@@ -123,7 +123,7 @@ def test_any_refit_by_loader_and_by_plan_holds_what_the_rules_say(rows, length, 
     scale = torch.tensor(data.draw(st.lists(st.sampled_from([1e-3, 0.02, 0.5]), min_size=rows, max_size=rows)))
     rules = profile(rows, length, seed, scale)
     held = residents(rows, length)
-    refit = Refit(list(held.values()), smoothing=Smoothing(rules, frozen))
+    refit = Refit(list(held.values()), checks=[Smoothing(rules, frozen)])
     addresses = {name: resident.data.data_ptr() for name, resident in held.items()}
     for step, dtype in enumerate((torch.bfloat16, torch.float32, torch.bfloat16)):
         weights = model(rows, length, seed + 10 * step, dtype)
@@ -268,7 +268,7 @@ def test_a_rule_that_meets_no_parameter_fails_the_refit():
     rules = profile().rules | {"fc.weigth": Rule(True), "l.experts.7.up_proj.weight": Rule(True)}
     held = residents()
     smoothing = Smoothing(Profile("int8", rules), False, may_miss=lambda name: ".experts." in name)
-    refit = Refit(list(held.values()), smoothing=smoothing)
+    refit = Refit(list(held.values()), checks=[smoothing])
     with pytest.raises(RefitError, match=r"1 of the profile's 5 parameters never came.*fc\.weigth\. Make the profile"):
         push(refit, model(), held)
     assert "never came" in refit.why_not_servable()
@@ -283,7 +283,7 @@ def test_a_rule_that_meets_no_parameter_fails_the_refit():
 def test_a_quantized_rule_of_a_parameter_that_the_engine_keeps_in_its_dtype(frozen):
     rules = {HEAD: Rule(True, factor(6, 1), factor(3, 2), torch.ones(3))}
     head = ResidentWeight(HEAD, torch.zeros(3, 6, dtype=torch.bfloat16))
-    refit = Refit([head], smoothing=Smoothing(Profile("int8", rules), frozen))
+    refit = Refit([head], checks=[Smoothing(Profile("int8", rules), frozen)])
     w_NK = random(3, 6, dtype=torch.bfloat16)
     push(refit, [(HEAD, w_NK)], {HEAD: head})
     x_NK = w_NK.float().numpy() * rules[HEAD].input_factor.numpy() * rules[HEAD].output_factor.numpy()[:, None]
@@ -300,18 +300,18 @@ def test_a_checkpoint_that_was_smoothed_in_bf16_comes_back_code_by_code():
     for arithmetic in ("float32", "bfloat16"):
         rules = Profile("int8", {HEAD: Rule(True, smooth, out, scale)}, arithmetic=arithmetic)
         held = QuantizedWeight(HEAD, torch.zeros(64, 96, dtype=torch.int8), torch.zeros(64, 1), 96)
-        push(Refit([held], smoothing=Smoothing(rules, True)), [(HEAD, w_NK)], {HEAD: held})
+        push(Refit([held], checks=[Smoothing(rules, True)]), [(HEAD, w_NK)], {HEAD: held})
         found[arithmetic] = held.data
     assert torch.equal(found["bfloat16"], codes_NK) and not torch.equal(found["float32"], codes_NK)
 
 
 def test_quantized_parameters_without_a_rule_are_told_once(caplog):
-    caplog.set_level("INFO", logger="ascend_quant.refit.smoothing")
+    caplog.set_level("INFO", logger="ascend_quant.engine.smoothing")
     held = residents()
-    refit = Refit(list(held.values()), smoothing=Smoothing(profile(), False))
+    refit = Refit(list(held.values()), checks=[Smoothing(profile(), False)])
     for seed in range(3):
         push(refit, model(seed=seed), held)
-    told = [record.message for record in caplog.records if record.name == "ascend_quant.refit.smoothing"]
+    told = [record.message for record in caplog.records if record.name == "ascend_quant.engine.smoothing"]
     assert len(told) == 1 and has_line_naming(told[0], "1 quantized parameters", "no rule", ": head.weight")
 
 
@@ -319,7 +319,7 @@ def test_a_weight_that_overflows_when_it_is_multiplied_is_an_error():
     held = residents()
     rows = torch.full((8,), 2.0**32)
     rules = {FC: Rule(True, torch.full((6,), 2.0**32), rows), BIAS: Rule(False, output_factor=rows)}
-    refit = Refit(list(held.values()), smoothing=Smoothing(Profile("int8", rules), False))
+    refit = Refit(list(held.values()), checks=[Smoothing(Profile("int8", rules), False)])
     weights = model()
     weights[0][1].fill_(1.0)[2, 3] = 2.0**64
     with pytest.raises(RefitError, match=r"fc\.weight: 1 of 48 elements are NaN or Inf"):

@@ -34,9 +34,9 @@ from ascend_quant.integrations.verl.sending import delta_sync as patches
 from ascend_quant.integrations.verl.sending import hooks
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.delta import Receiver, Sender
-from ascend_quant.refit.proof import Receiving, sending
-from ascend_quant.refit.sent import NamedTensor
+from ascend_quant.transfer.checksums import Receiving, sending
+from ascend_quant.transfer.delta import Receiver, Sender
+from ascend_quant.transfer.validate import NamedTensor
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -12,8 +12,8 @@ from gloo_ranks import join, leave
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from ascend_quant.refit.coding import coded
 from ascend_quant.schemes import SCHEMES, Scheme
+from ascend_quant.transfer.prequantized import coded
 
 pytest.importorskip("verl", reason="the shards are those of verl's trainer")
 pytest.importorskip("vllm", reason="verl's workers need vLLM")
@@ -101,7 +101,7 @@ def check_engine(rank: int, folder, tied: bool) -> None:
     from ascend_quant.integrations.verl.sending import sender
     from ascend_quant.integrations.verl.sending import sync_metrics as sent_figures
     from ascend_quant.integrations.verl.training import packed_attention
-    from ascend_quant.refit.proof import Receiving
+    from ascend_quant.transfer.checksums import Receiving
 
     engine = build(folder, packed_attention.PACKED, 1)
     verls, _ = engine.get_per_tensor_param()

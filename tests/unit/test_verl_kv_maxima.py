@@ -21,9 +21,9 @@ from ascend_quant.integrations.verl.sending.kv_amax import Maxima
 from ascend_quant.integrations.verl.sending.sync_metrics import SentFigures
 from ascend_quant.integrations.verl.training.attention_settings import PACKED
 from ascend_quant.integrations.wrapping import install
+from ascend_quant.kv_cache.scales import AGE, FP8, INT8, Form, sent_name
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.kv_scales import AGE, FP8, INT8, Form, sent_name
-from ascend_quant.refit.proof import Receiving
+from ascend_quant.transfer.checksums import Receiving
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 100, "head_dim": 16}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}

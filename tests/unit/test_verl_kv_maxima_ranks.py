@@ -21,7 +21,7 @@ def check_rank(rank: int, folder) -> None:
     from ascend_quant.integrations.verl.sending.kv_amax import Maxima
     from ascend_quant.integrations.verl.training.attention_settings import PACKED
     from ascend_quant.integrations.wrapping import install
-    from ascend_quant.refit.kv_scales import AGE, FP8, INT8, sent_name
+    from ascend_quant.kv_cache.scales import AGE, FP8, INT8, sent_name
 
     install(hooks.WITH_KV_SCALES)
     for form in (FP8, INT8):

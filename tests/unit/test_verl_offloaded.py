@@ -11,9 +11,9 @@ import torch
 import torch.multiprocessing as mp
 from gloo_ranks import join, leave
 
-from ascend_quant.refit.coding import coded
-from ascend_quant.refit.proof import Receiving
 from ascend_quant.schemes import SCHEMES
+from ascend_quant.transfer.checksums import Receiving
+from ascend_quant.transfer.prequantized import coded
 
 RANKS = 1  # shares of more are gathered in test_verl_gathering.py
 INT8 = SCHEMES["int8"]

@@ -27,8 +27,8 @@ from ascend_quant.integrations.verl.sending.delta_sync import (
 from ascend_quant.integrations.verl.sending.sync_metrics import SentFigures
 from ascend_quant.integrations.verl.settings import Patches
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.delta import NAME, Receiver, Sender, Sync, _header
-from ascend_quant.refit.proof import SENT, Receiving
+from ascend_quant.transfer.checksums import SENT, Receiving
+from ascend_quant.transfer.delta import NAME, Receiver, Sender, Sync, _header
 
 HOST = torch.device("cpu")
 

@@ -22,9 +22,10 @@ from ascend_quant.integrations.verl.sending import sender
 from ascend_quant.integrations.verl.sending.delta_sync import AGAINST
 from ascend_quant.integrations.verl.sending.sync_metrics import SentFigures, of_all
 from ascend_quant.names import Unquantized
-from ascend_quant.refit import RefitError, coding
-from ascend_quant.refit.proof import SENT, Receiving, sending
+from ascend_quant.refit import RefitError
 from ascend_quant.schemes import SCHEMES
+from ascend_quant.transfer import prequantized
+from ascend_quant.transfer.checksums import SENT, Receiving, sending
 
 WEIGHTS = {"a": torch.ones(2, 3), "b": torch.ones(4)}
 LORA = {"r": 8}
@@ -166,8 +167,8 @@ def test_a_stack_of_experts_is_taken_apart_where_no_bucket_holds_it_as_floats_an
     names += [f"l.mlp.experts.{expert}.down_proj.weight" for expert in range(3)]
     assert [name for name, _ in one_each] == [*names, "l.mlp.gate.weight"]
     assert torch.equal(one_each[3][1], stacks[0][1][1, 4:]) and torch.equal(one_each[8][1], stacks[1][1][2])
-    found = compat.experts_apart(coding.coded(stacks, SCHEMES[scheme]), "qwen3_moe")
-    wanted = coding.coded(one_each[:-1], SCHEMES[scheme])
+    found = compat.experts_apart(prequantized.coded(stacks, SCHEMES[scheme]), "qwen3_moe")
+    wanted = prequantized.coded(one_each[:-1], SCHEMES[scheme])
     assert [name for name, _ in found] == [name for name, _ in wanted]
     for (_, a), (_, b) in zip(found, wanted, strict=True):
         assert torch.equal(a.view(torch.int8), b.view(torch.int8))
@@ -178,7 +179,7 @@ def test_kernels_for_codes_are_there_before_the_first_of_them_leave(monkeypatch)
     monkeypatch.setattr(sender.compat, "fsdp2_shards", lambda engine: shards)
     monkeypatch.setattr(sender, "own_device", lambda: torch.device("cpu"))
     found = set()
-    monkeypatch.setattr(coding, "coded", lambda weights, scheme: found.update(tuple(w.shape) for _, w in weights))
+    monkeypatch.setattr(prequantized, "coded", lambda weights, scheme: found.update(tuple(w.shape) for _, w in weights))
     worker = made(None, False, engine=None)
     worker.send_codes(SCHEMES["int8"], frozenset("abc"))
     assert found == {(1, 32), (1, 64)}

@@ -5,8 +5,8 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from ascend_quant.refit.coding import parted
-from ascend_quant.refit.sent import NamedTensor
+from ascend_quant.transfer.prequantized import parted
+from ascend_quant.transfer.validate import NamedTensor
 
 logger = logging.getLogger(__name__)
 

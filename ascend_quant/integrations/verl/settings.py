@@ -12,10 +12,10 @@ from ascend_quant.engine.options import Options
 from ascend_quant.flashrl.config import resolve
 from ascend_quant.flashrl.variables import from_environment
 from ascend_quant.integrations.verl import OPTIONS
+from ascend_quant.kv_cache.scales import FP8, INT8, Form
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.coding import SCHEMES_SENT
-from ascend_quant.refit.kv_scales import FP8, INT8, Form
 from ascend_quant.schemes import SCHEMES, Scheme
+from ascend_quant.transfer.prequantized import SCHEMES_SENT
 
 BF16, DELTA = "bf16", "delta"
 PLUGIN_GROUP = "vllm.general_plugins"
@@ -55,7 +55,7 @@ def _quantizations(rollout: Any) -> dict[str, str]:
 
 
 def wants_proof(rollout: Any) -> bool:
-    """Return whether weights are to be proved by digests (see `ascend_quant.refit.proof`); on unless switched off with
+    """Return whether weights are to be verified by digests (`transfer/checksums.py`); on unless switched off with
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.proof=False
 

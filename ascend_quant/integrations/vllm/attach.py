@@ -21,20 +21,20 @@ from vllm.platforms import current_platform
 from ascend_quant.engine.addresses import Addresses
 from ascend_quant.engine.layout import lent
 from ascend_quant.engine.loading import Loading, guard, storage_of
-from ascend_quant.engine.placeless import Placeless
+from ascend_quant.engine.smoothing import Smoothing
+from ascend_quant.engine.unmatched import UnmatchedWeights
 from ascend_quant.integrations import seen
 from ascend_quant.integrations.vllm import compat, contract, skipping, start_up, towers
 from ascend_quant.integrations.vllm.exact import install as exact
-from ascend_quant.integrations.vllm.inventory import placeless_of, residents_of, unquantized_in
+from ascend_quant.integrations.vllm.inventory import residents_of, unmatched_of, unquantized_in
 from ascend_quant.integrations.vllm.kv_cache import key_balance
 from ascend_quant.integrations.vllm.kv_cache import scales as kv_scales
 from ascend_quant.integrations.vllm.layers import conv, mla
 from ascend_quant.kernels import serving_of
 from ascend_quant.kernels.storage import CODES
 from ascend_quant.profile.files import load
-from ascend_quant.refit import Refit, RefitError
-from ascend_quant.refit.sent import NamedTensor, pairs
-from ascend_quant.refit.smoothing import Smoothing
+from ascend_quant.refit import Derived, Refit, RefitError, prepare
+from ascend_quant.transfer.validate import NamedTensor, pairs
 
 logger = logging.getLogger(__name__)
 
@@ -68,17 +68,15 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     towers.check_quantized(model, residents)
     # experts that move between ranks (EPLB) have no lasting place
     plans = not getattr(parallel, "enable_eplb", False)
-    placeless = placeless_of(model, residents, vllm_config)
-    smoothing = _smoothing(vllm_config.quant_config, next(iter(residents.values())).tensor.device, placeless.is_known)
-    derived = (mla.follow(model, vllm_config.model_config.dtype), conv.follow(model))
+    unmatched = unmatched_of(model, residents, vllm_config)
+    smoothing = _smoothing(vllm_config.quant_config, next(iter(residents.values())).tensor.device, unmatched.is_known)
+    derived = Derived((mla.follow(model, vllm_config.model_config.dtype), conv.follow(model)))
     unquantized = unquantized_in(model, residents, vllm_config.quant_config.scheme)
-    checks, scales = [placeless], kv_scales.follow(model, vllm_config)
-    balance = key_balance.follow(model, vllm_config, residents)
-    refit = Refit(
-        list(residents.values()), Addresses(model), plans, smoothing, derived, checks, unquantized, scales, balance
-    )  # fmt: skip
+    scales, balance = kv_scales.follow(model, vllm_config), key_balance.follow(model, vllm_config, residents)
+    checks = [one for one in (derived, smoothing, unmatched, balance, scales) if one is not None]
+    refit = Refit(list(residents.values()), Addresses(model), checks, unquantized, plans)
     model.ascend_quant_refit = refit
-    _take_load_weights(model, refit, vllm_config, placeless)
+    _take_load_weights(model, refit, vllm_config, unmatched, smoothing)
     _take_compute_logits(model, refit)
     _take_post_load_pass(model, refit, dummy=str(vllm_config.load_config.load_format) == "dummy")
     _log_summary(refit, vllm_config.quant_config)
@@ -117,7 +115,13 @@ def _smoothing(config, device: torch.device, may_miss: Callable[[str], bool]) ->
     return smoothing
 
 
-def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig, placeless: Placeless) -> None:
+def _take_load_weights(
+    model: nn.Module,
+    refit: Refit,
+    vllm_config: VllmConfig,
+    unmatched: UnmatchedWeights,
+    smoothing: Smoothing | None,
+) -> None:
     parallel = vllm_config.parallel_config
     # experts are split over all data-parallel ranks too, whole or each of them
     shards = parallel.tensor_parallel_size * parallel.data_parallel_size
@@ -136,16 +140,14 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig, 
     @torch.no_grad()  # or views of what was written would keep a trainer's parameters
     def load_weights(weights, *args, **kwargs):
         if not refit.is_open:
-            if isinstance(weights, (list, tuple)) and _may_follow(pairs(weights), refit, placeless):
+            if isinstance(weights, (list, tuple)) and _may_follow(pairs(weights), refit, unmatched):
                 return set()
             refit.open(explicit=False)
         running.append(True)
         try:
             with refit.failing():
-                loading, weights = Loading(refit, storages, shards, placeless, compat.TAKES_STACKED), pairs(weights)
-                if refit.kv_scales is not None:
-                    weights = refit.kv_scales.apart(weights, refit.count)
-                rest = loading.feed(weights)
+                loading = Loading(refit, storages, shards, unmatched, compat.TAKES_STACKED, smoothing)
+                rest = loading.feed(pairs(weights))
                 first, loaded = next(rest, None), set()  # what a plan knows never reaches vLLM
                 if first is not None:
                     with lent(model), loading, loading.naming(), skipping.listening(loading):
@@ -160,10 +162,10 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig, 
     model.load_weights = load_weights
 
 
-def _may_follow(weights: Sequence[NamedTensor], refit: Refit, placeless: Placeless) -> bool:
+def _may_follow(weights: Sequence[NamedTensor], refit: Refit, unmatched: UnmatchedWeights) -> bool:
     """Return whether a bucket may be the rest of a refit that has closed, since all that has a place had come."""
     closed = refit.why_not_servable() is None and refit.last_receipt is not None
-    return closed and all(placeless.is_left_out(name, tensor, refit.plan.entries) for name, tensor in weights)
+    return closed and all(unmatched.is_left_out(name, tensor, refit.plan.entries) for name, tensor in weights)
 
 
 def _take_compute_logits(model: nn.Module, refit: Refit) -> None:
@@ -186,7 +188,7 @@ def _take_post_load_pass(model: nn.Module, refit: Refit, dummy: bool) -> None:
         if not prepared:  # before vLLM measures memory and captures graphs; a trainer's first tensors come later
             prepared.append(True)
             start_up.add("weights", time.perf_counter() - attached)
-            start_up.add("refit kernels", refit.prepare())
+            start_up.add("refit kernels", prepare(refit))
         if refit.settle_implicit():
             return
         if refit.last_receipt is None and dummy:

@@ -32,9 +32,9 @@ from ascend_quant.integrations.vllm.layers.plain import (
     PlainLinearMethod,
     RouterMethod,
 )
+from ascend_quant.kv_cache.scales import Buffers
 from ascend_quant.names import ROUTERS, Ignored, Layer, PatternError, experts_of, layer_of
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.kv_scales import Buffers
 from ascend_quant.schemes import get_scheme
 
 logger = logging.getLogger(__name__)

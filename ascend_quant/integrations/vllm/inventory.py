@@ -19,7 +19,7 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from ascend_quant.engine.layout import layouts_of
-from ascend_quant.engine.placeless import HEAD, Placeless, TiedHead
+from ascend_quant.engine.unmatched import HEAD, TiedHead, UnmatchedWeights
 from ascend_quant.integrations.vllm.compat import ENCODER_ATTENTION, EXPERTS_LAYER, MLA_LAYER, AttentionLayer
 from ascend_quant.names import Unquantized
 from ascend_quant.refit import RefitError, resident_class
@@ -174,12 +174,14 @@ def _expert_parts(layer: str, leaf: str, module: nn.Module) -> Iterator[tuple[st
             yield f"{base}.{expert}.up_proj.weight", rows // 2
 
 
-def placeless_of(model: nn.Module, residents: Mapping[str, ResidentWeight], vllm_config: VllmConfig) -> Placeless:
+def unmatched_of(
+    model: nn.Module, residents: Mapping[str, ResidentWeight], vllm_config: VllmConfig
+) -> UnmatchedWeights:
     """Return the tensors that may come to this rank of a model without a place: a tied head, other ranks' experts."""
     layers = [module for module in model.modules() if isinstance(module, EXPERTS_LAYER)]
     experts = max(map(number_of_experts, layers), default=0)
     split = vllm_config.parallel_config.enable_expert_parallel
-    return Placeless(_tied_head(model, residents, vllm_config), experts if split else 0)
+    return UnmatchedWeights(_tied_head(model, residents, vllm_config), experts if split else 0)
 
 
 def _tied_head(model: nn.Module, residents: Mapping[str, ResidentWeight], vllm_config: VllmConfig) -> TiedHead | None:

@@ -24,8 +24,8 @@ from ascend_quant.integrations.vllm.layers.plain import after_loading
 from ascend_quant.integrations.vllm_ascend.c8_probe import why_not_decoded
 from ascend_quant.integrations.vllm_ascend.c8_refusals import why_layer_has_none
 from ascend_quant.integrations.vllm_ascend.compat import AscendKVCacheMethod, C8Scheme
+from ascend_quant.kv_cache.scales import INT8
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.kv_scales import INT8
 
 PARAMETERS = {f"{kind}_cache_{part}": float(part == "scale") for kind in INT8.kinds for part in ("scale", "offset")}
 VIEWS = {  # what is derived without a copy, by its parameter
@@ -96,7 +96,7 @@ class C8Method(AscendKVCacheMethod or object):
 
 class C8Buffers:
     """Scale buffers of the C8 cache of all attention layers of a model: scales, offsets and inverses; see
-    `refit.kv_scales.Buffers`.
+    `kv_cache.scales.Buffers`.
 
     Args:
         modules: by their names.

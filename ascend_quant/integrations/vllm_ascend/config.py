@@ -25,8 +25,8 @@ from ascend_quant.integrations.vllm_ascend.linear import Int8NpuLinearMethod, Np
 from ascend_quant.integrations.vllm_ascend.refusals import refuse
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.kernels.npu.ops import check_pair
+from ascend_quant.kv_cache.scales import Buffers
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.kv_scales import Buffers
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ascend_quant.integrations.verl.sending.delta_sync import receiving
 from ascend_quant.integrations.verl.sending.sync_memory import CACHE
 from ascend_quant.integrations.verl.settings import QUANTIZATION, bucket_bytes, keeps_memory, patches_of, wants_proof
 from ascend_quant.integrations.wrapping import install
-from ascend_quant.refit.delta import Receiver
+from ascend_quant.transfer.delta import Receiver
 
 MEMORY = "refit/memory_ms"
 BUCKETS = 4  # of a sync from elsewhere, at most: two for verl's transport, one for the engine, a tensor that is larger

@@ -22,8 +22,8 @@ from ascend_quant.integrations.verl.receiving.receiver import DrainingReceiver
 from ascend_quant.integrations.verl.settings import QUANTIZATION
 from ascend_quant.integrations.vllm import refit_of, start_up
 from ascend_quant.integrations.vllm.compat import TAKES_STACKED
-from ascend_quant.refit import RefitError
-from ascend_quant.refit.proof import Receiving
+from ascend_quant.refit import RefitError, prepare
+from ascend_quant.transfer.checksums import Receiving
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +99,8 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         Who asks will send codes, so the kernels for them are compiled.
         """
         refit = refit_of(self.model_runner.model)
-        refit.prepare(coded=True)
-        return (self.model_runner.vllm_config.quant_config.scheme.name, *refit.takes_codes())
+        prepare(refit, coded=True)
+        return (self.model_runner.vllm_config.quant_config.scheme.name, *refit.plan.takes_codes())
 
     def refit_free_bytes(self) -> int:
         """Return the free bytes of this worker's device; 0 where it has no memory of its own (CPU)."""

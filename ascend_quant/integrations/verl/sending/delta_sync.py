@@ -17,8 +17,8 @@ from typing import Any
 
 import ray
 
-from ascend_quant.refit.delta import Receiver, Sender, Sync
-from ascend_quant.refit.sent import NamedTensor
+from ascend_quant.transfer.delta import Receiver, Sender, Sync
+from ascend_quant.transfer.validate import NamedTensor
 
 logger = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ascend_quant.integrations.verl import compat
-from ascend_quant.refit import coding
-from ascend_quant.refit.sent import NamedTensor
 from ascend_quant.schemes import Scheme
+from ascend_quant.transfer import prequantized
+from ascend_quant.transfer.validate import NamedTensor
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Piece:
         """Describe a rank's piece of a parameter of this shape that leaves as a dtype, or as a scheme's codes."""
         if isinstance(left, torch.dtype):
             return cls(name, shape, left, None, rows)
-        return cls(name, coding.sent_shape(shape), coding.codes_dtype(left), left, rows)
+        return cls(name, prequantized.sent_shape(shape), prequantized.codes_dtype(left), left, rows)
 
     @property
     def filled(self) -> int:
@@ -206,7 +206,7 @@ def _put(members: Members, places: Sequence[torch.Tensor], device: torch.device)
         else:
             coded.setdefault(piece.scheme, []).append((here, place))
     for scheme, pairs in coded.items():
-        coding.encode(*zip(*pairs, strict=True), scheme)
+        prequantized.encode(*zip(*pairs, strict=True), scheme)
 
 
 def _made(members: Members) -> list[NamedTensor]:
@@ -216,7 +216,7 @@ def _made(members: Members) -> list[NamedTensor]:
         if piece.scheme is None:
             found.append((piece.name, local.to(piece.dtype)))
         else:
-            [(_, sent)] = coding.coded([(piece.name, local)], piece.scheme)
+            [(_, sent)] = prequantized.coded([(piece.name, local)], piece.scheme)
             found.append((piece.name, sent))
     return found
 

@@ -7,7 +7,7 @@ mode) takes them while it trains. Nothing waits for the device, and nothing move
 leave.
 
 A new pass begins anew. Two syncs of one step send the same. Before the first pass nothing is sent for fp8, and the
-engine takes bounds from the weights (refit/kv_bounds.py). For int8 no bound is tight enough: `look_first` makes a pass
+engine takes bounds from the weights (refit/bounds.py). For int8 no bound is tight enough: `look_first` makes a pass
 of its own, over random tokens.
 """
 
@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ascend_quant.kv_cache.scales import AGE, FP8, Form, scale_of, sent_name
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.kv_scales import AGE, FP8, Form, scale_of, sent_name
-from ascend_quant.refit.sent import NamedTensor
+from ascend_quant.transfer.validate import NamedTensor
 
 ATTENTION = re.compile(r"(?:^|\.)layers\.\d+\.self_attn$")
 TAKING: list["Maxima"] = []  # those that look at present; the last one sees

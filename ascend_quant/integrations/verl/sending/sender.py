@@ -29,13 +29,13 @@ from ascend_quant.integrations.verl.sending.wire_format import ENGINE_DTYPE, Lea
 from ascend_quant.integrations.verl.settings import NAIVE, Patches, bucket_bytes, keeps_memory
 from ascend_quant.integrations.verl.training.hooks import WITH_EXACT_TEMPERATURE
 from ascend_quant.integrations.wrapping import install
+from ascend_quant.kv_cache.scales import Form
 from ascend_quant.names import Unquantized
-from ascend_quant.refit import coding
-from ascend_quant.refit.delta import Sender
-from ascend_quant.refit.kv_scales import Form
-from ascend_quant.refit.proof import prepare, sending_groups
-from ascend_quant.refit.sent import NamedTensor
 from ascend_quant.schemes import Scheme
+from ascend_quant.transfer import prequantized
+from ascend_quant.transfer.checksums import prepare, sending_groups
+from ascend_quant.transfer.delta import Sender
+from ascend_quant.transfer.validate import NamedTensor
 
 
 class SendingTrainingWorker(TrainingWorker):
@@ -153,7 +153,7 @@ class SendingTrainingWorker(TrainingWorker):
         """Send these parameters as codes from now on; kernels are compiled here, not in their first sync."""
         self.scheme, self.coded = scheme, names
         coded = Leaving(scheme=scheme, coded=names).as_codes(compat.fsdp2_shards(self.engine) or {})
-        coding.prepare(((shard.shape[-1], shard.dtype) for shard in coded.values()), scheme, own_device())
+        prequantized.prepare(((shard.shape[-1], shard.dtype) for shard in coded.values()), scheme, own_device())
 
     def reset(self) -> None:
         """Make the model; then what its digests need, so that the first sync waits for no compiler."""

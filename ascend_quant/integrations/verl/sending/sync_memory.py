@@ -28,7 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ascend_quant.refit.sent import NamedTensor
+from ascend_quant.transfer.validate import NamedTensor
 
 logger = logging.getLogger(__name__)
 

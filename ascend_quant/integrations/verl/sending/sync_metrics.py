@@ -3,8 +3,8 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from ascend_quant.refit.coding import parted
-from ascend_quant.refit.sent import NamedTensor
+from ascend_quant.transfer.prequantized import parted
+from ascend_quant.transfer.validate import NamedTensor
 
 Figures = dict[str, float]
 

@@ -8,7 +8,7 @@ An engine keeps some parameters in float32: routers and their correction biases,
 few and small, so whatever is not known to be rounded is sent as it is: vectors, routers, what has no `.weight` in its
 name, and what the trainer's model itself keeps in float32 (transformers' `_keep_in_fp32_modules`).
 
-Codes (`send: int8`) leave for those names that every engine says it quantizes row by row, see refit/coding.py.
+Codes (`send: int8`) leave for those names that every engine says it quantizes row by row, see transfer/prequantized.py.
 They say so once they have been written for the first time; until then, and for all others, weights leave as floats.
 """
 
@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from ascend_quant.names import HEADS, ROUTERS, keeps_its_dtype
-from ascend_quant.refit.coding import coded, codes_dtype, sent_name
-from ascend_quant.refit.sent import NamedTensor, checked
 from ascend_quant.schemes import Scheme
 from ascend_quant.tensors import one_by_one
+from ascend_quant.transfer.prequantized import coded, codes_dtype, sent_name
+from ascend_quant.transfer.validate import NamedTensor, checked
 
 ENGINE_DTYPE = "bfloat16"  # of verl's rollout.dtype; with another one, nothing is rounded
 KEPT_BY_MODEL = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")

@@ -1,4 +1,4 @@
-"""Where a vLLM model keeps what the balance of its keys multiplies (refit/key_balance.py), for an int8 KV cache.
+"""Where a vLLM model keeps what the balance of its keys multiplies (kv_cache/smooth_attention.py), for an int8 KV cache.
 
 All attentions are balanced, or none: where one is arranged otherwise than is known here, or its weights are kept
 otherwise than row by row, none is, and the log says why.
@@ -11,7 +11,7 @@ from torch import nn
 from vllm.config import VllmConfig
 
 from ascend_quant.integrations.vllm import compat
-from ascend_quant.refit.key_balance import Attention, KeyBalance, is_served, why_unknown
+from ascend_quant.kv_cache.smooth_attention import Attention, KeyBalance, is_served, why_unknown
 from ascend_quant.refit.resident import ResidentWeight
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""An engine's buffers for the scales of its KV cache, kept at those of this step (see refit/kv_scales.py).
+"""An engine's buffers for the scales of its KV cache, kept at those of this step (see kv_cache/scales.py).
 
 Here those of vLLM's fp8 cache; a platform with another one has its own (vllm_ascend/c8.py). vLLM's attention reads
 `_q_scale`, `_k_scale` and `_v_scale`, buffers on the device, or their twins on the host. It sets all to 1 whenever a
@@ -14,9 +14,9 @@ from torch import nn
 from vllm.config import VllmConfig
 
 from ascend_quant.integrations.vllm import compat
+from ascend_quant.kv_cache.bounds import NORM_BEFORE_ATTENTION, Bounds
+from ascend_quant.kv_cache.scales import FP8, KvScales
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.kv_bounds import NORM_BEFORE_ATTENTION, Bounds
-from ascend_quant.refit.kv_scales import FP8, KvScales
 
 STATIC = ("fp8", "fp8_e4m3")  # vLLM's names of the dtype whose codes go to 448
 OTHER_STATIC = ("fp8_e5m2", "fp8_inc", "nvfp4", "fp8_ds_mla")

@@ -27,7 +27,7 @@ from ascend_quant.integrations.vllm.serving.requests import (
 )
 from ascend_quant.integrations.vllm.worker_refit import refit_of_worker
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.errors import refusal
+from ascend_quant.transfer.errors import refusal
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from ascend_quant.integrations.vllm import compat
 from ascend_quant.integrations.vllm.serving.calls import ASKED
 from ascend_quant.integrations.vllm.serving.requests import is_ours
-from ascend_quant.refit.errors import REFUSES, refusal
+from ascend_quant.transfer.errors import REFUSES, refusal
 
 HEALTH, METRICS = "/health", "/metrics"
 SECONDS = 0.5  # half of what a probe of Kubernetes waits

@@ -9,7 +9,7 @@ A trainer that has seen q, k and v of its step sends them behind the weights:
                                                  |k| times a margin, over the largest code
     ascend_quant.kv_scales_age                   int64: steps since they were taken, 0 for those of this step
 
-Without any, the refit takes bounds from its own weights (kv_bounds.py), for fp8 alone. Either way they are of the
+Without any, the refit takes bounds from its own weights (bounds.py), for fp8 alone. Either way they are of the
 weights that they serve with: they are written with every refit, and again after whatever resets the engine's buffers.
 An engine whose buffers hold others may not serve.
 """
@@ -17,16 +17,16 @@ An engine whose buffers hold others may not serve.
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
-from ascend_quant.refit.errors import RefitError
-from ascend_quant.refit.kv_bounds import Bounds
-from ascend_quant.refit.sent import NamedTensor, checked, sent_twice
+from ascend_quant.kv_cache.bounds import Bounds
+from ascend_quant.refit import Check, Received, RefitError
 from ascend_quant.schemes.scheme import FP8_MAX, INT8_MAX
+from ascend_quant.transfer.validate import NamedTensor, checked, sent_twice
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +124,8 @@ class Buffers(Protocol):
         ...
 
 
-class KvScales:
-    """The scales of one engine worker; a `Check` of its refit.
+class KvScales(Check):
+    """The scales of one engine worker.
 
     Args:
         buffers: where they go.
@@ -133,9 +133,11 @@ class KvScales:
         kind_of_model: for messages.
 
     Attributes:
-        current: those of the last refit that closed; None before, and with dummy weights.
-        unseen: whether the buffers have been written, and are to be read back before a request is served.
+        current: the scales of the last refit that closed; None before, and with dummy weights.
+        needs_look: whether the buffers have been written, and are to be read back before a request is served.
     """
+
+    name = "kv_scales"
 
     def __init__(self, buffers: Buffers, bounds: Bounds | None, kind_of_model: str):
         self._buffers, self._bounds, self._kind_of_model = buffers, bounds, kind_of_model
@@ -143,7 +145,11 @@ class KvScales:
         self._age: torch.Tensor | None = None
         self._why: str | None = None
         self.current: Scales | None = None
-        self.unseen = False
+        self.needs_look = False
+
+    @property
+    def report(self) -> Scales | None:
+        return self.current
 
     def begin(self) -> None:
         """A refit begins."""
@@ -151,18 +157,16 @@ class KvScales:
         if self._bounds is not None:
             self._bounds.begin()
 
-    def apart(
-        self, weights: Iterable[NamedTensor], count: Callable[[int, int], None]
-    ) -> list[NamedTensor] | Iterator[NamedTensor]:
-        """The weights without the scales among them, which are kept and counted; a list of a list."""
-        rest = self._apart(weights, count)
+    def take(self, weights: Iterable[NamedTensor], received: Received) -> Iterable[NamedTensor]:
+        """Return the weights without the scales among them, which are kept and counted."""
+        rest = self._without_scales(weights, received)
         return list(rest) if isinstance(weights, (list, tuple)) else rest
 
-    def _apart(self, weights: Iterable[NamedTensor], count: Callable[[int, int], None]) -> Iterator[NamedTensor]:
+    def _without_scales(self, weights: Iterable[NamedTensor], received: Received) -> Iterator[NamedTensor]:
         for name, tensor in checked(weights):
             if name == AGE or NAME.search(name):
                 self._keep(name, tensor)
-                count(1, tensor.nbytes)
+                received.count(1, tensor.nbytes)
                 continue
             if self._bounds is not None:
                 self._bounds.take(name, tensor)
@@ -241,17 +245,25 @@ class KvScales:
         here = values.cpu().view(len(layers), len(self._buffers.form.kinds), -1)
         return dict(zip(layers, here, strict=True))
 
+    def settle(self, number: int, digest: int) -> int:
+        self.cache_since = number
+        return digest
+
+    def cache_woke(self) -> None:
+        """Write the scales again: vLLM sets all to 1 when the memory of its KV cache wakes up."""
+        self.write()
+
     def write(self, layer: str | None = None) -> None:
         """Write the scales to the engine's buffers once they are known; again after what resets them, or a layer's."""
         if self.current is not None:
             known = self.current.by_layer
             self._buffers.write(known if layer is None else {layer: known[layer]})
-            self._why, self.unseen = None, True
+            self._why, self.needs_look = None, True
 
     def look(self) -> None:
         """Read the buffers back, if nobody has since they were written; waits for the device."""
-        if self.unseen and self.current is not None:
-            self._why, self.unseen = self._what_is_wrong(), False
+        if self.needs_look and self.current is not None:
+            self._why, self.needs_look = self._what_is_wrong(), False
 
     def _what_is_wrong(self) -> str | None:
         assert self.current is not None

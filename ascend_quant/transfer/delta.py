@@ -25,10 +25,10 @@ from typing import NamedTuple
 import torch
 
 from ascend_quant.documents import is_array, parse_json
-from ascend_quant.refit.delta_base import Ahead, Base, Layout
-from ascend_quant.refit.errors import RefitError
-from ascend_quant.refit.proof import DTYPES
-from ascend_quant.refit.sent import NamedTensor
+from ascend_quant.transfer.checksums import DTYPES
+from ascend_quant.transfer.delta_base import Ahead, Base, Layout
+from ascend_quant.transfer.errors import RefitError
+from ascend_quant.transfer.validate import NamedTensor
 
 NAME = "ascend_quant.delta"  # and the group's number: what a blob travels as
 FORMAT = 3  # 2 had no nonce; 1 no group's number, and no last blob

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from ascend_quant.refit import RefitError
-from ascend_quant.refit.coding import parted
+from ascend_quant.refit import Check, RefitError
 from ascend_quant.refit.plan import Entry
 from ascend_quant.refit.resident import ResidentWeight
-from ascend_quant.refit.sent import NamedTensor, check_sent, sent_twice
+from ascend_quant.transfer.prequantized import parted
+from ascend_quant.transfer.validate import NamedTensor, check_sent, sent_twice
 
 HEAD = "lm_head.weight"
 ELEMENTS = 1 << 24  # compared at a time
@@ -84,7 +84,7 @@ class TiedHead:
             self._differing += (theirs.to(ours.device, ours.dtype) != ours).sum()
 
 
-class Placeless:
+class UnmatchedWeights(Check):
     """The tensors without a place of one model.
 
     Args:

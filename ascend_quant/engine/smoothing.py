@@ -7,18 +7,21 @@ on untouched, unless it is fed by a norm that has one: an expert or a router tha
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from ascend_quant import oracle
+from ascend_quant.kernels.moves import Move
 from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.profile.equivalence import reaches
 from ascend_quant.profile.rules import Profile, Rule
-from ascend_quant.refit.errors import RefitError
-from ascend_quant.refit.sent import NamedTensor
+from ascend_quant.refit import Check, Received, RefitError
+from ascend_quant.refit.plan import Entry
+from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.tensors import FLOATS, one_by_one
+from ascend_quant.transfer.validate import NamedTensor, checked
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +29,7 @@ SHOWN = 8  # names that one message lists
 LARGEST = 2.0**32  # factor, and 1 / LARGEST the smallest: no smoothing makes such numbers, products would overflow
 
 
-class Smoothing:
+class Smoothing(Check):
     """The rules of a profile, and which of them the running refit has met.
 
     Args:
@@ -60,6 +63,15 @@ class Smoothing:
         """A refit begins: nothing has come yet."""
         self._met: set[str] = set()
 
+    def extra_writes(self, resident: ResidentWeight) -> Iterable[tuple[Move, torch.dtype]]:
+        if resident.codes:
+            yield resident.example(exact=True, frozen=self.frozen), torch.float32
+
+    def take(self, weights: Iterable[NamedTensor], received: Received) -> Iterable[NamedTensor]:
+        """Return the tensors as the profile has them, one at a time; they are counted as they were sent."""
+        weights = list(checked(weights)) if isinstance(weights, (list, tuple)) else checked(weights)
+        return self.through(weights, received.counted_once)
+
     def through(
         self,
         weights: Iterable[NamedTensor],
@@ -92,7 +104,7 @@ class Smoothing:
         if self._unsmoothed is not None and quantized and not self.is_exact(name):
             self._unsmoothed.add(name)
 
-    def check(self) -> None:
+    def check(self, entries: Mapping[str, Entry]) -> None:
         """End the refit: every rule must have been applied to its parameter, or the model is only half smoothed.
 
         Raises:

@@ -25,8 +25,8 @@ from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.events import HostCopy
 from ascend_quant.names import Unquantized
 from ascend_quant.oracle import PRIME, add_digests
-from ascend_quant.refit.errors import RefitError
-from ascend_quant.refit.sent import NamedTensor, checked
+from ascend_quant.transfer.errors import RefitError
+from ascend_quant.transfer.validate import NamedTensor, checked
 
 SENT = "ascend_quant.sent_digests"  # travels like a parameter of this name
 FORMAT = 3  # 2 had no left_alone; 1 neither dtype nor shape, and sums modulo 2**32
@@ -325,7 +325,7 @@ class Receiving:
         if self._message is None:
             raise RefitError(
                 f"the trainer's digests ({SENT}) never came: send the weights through "
-                "ascend_quant.refit.proof.sending, or turn the proof off on both sides"
+                "ascend_quant.transfer.checksums.sending, or turn the proof off on both sides"
             )
         received = self._received.as_dict()  # with what it waits for, the message has come too
         sent = decode(self._message.read())

@@ -8,7 +8,7 @@ tensors once they are complete, so that neither the order of a trainer's tensors
 needs none but its own; ranks that hold copies of a head find the same factors.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,10 @@ import torch
 
 from ascend_quant import oracle
 from ascend_quant.kernels import kernels_for
+from ascend_quant.kv_cache.bounds import NORM_BEFORE_ATTENTION
 from ascend_quant.oracle import add_digests
 from ascend_quant.oracle.key_balance import key_balance, key_sizes
-from ascend_quant.refit.kv_bounds import NORM_BEFORE_ATTENTION
+from ascend_quant.refit import Check
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 from ascend_quant.refit.scales import TensorScaledWeight
 
@@ -59,19 +60,7 @@ def is_served(qkv: ResidentWeight) -> bool:
     return qkv.place is None and (not qkv.codes or type(qkv) in (QuantizedWeight, TensorScaledWeight))
 
 
-def told(factors: Collection[torch.Tensor], why_not: str | None) -> dict[str, Any]:
-    """Return the report: how many pairs of channels there are, how many are balanced, the largest factor; or why none
-    is.
-
-    Args:
-        factors: (kv_heads, head) of each layer.
-    """
-    pairs = torch.cat([factor_GD.chunk(2, dim=1)[0].flatten() for factor_GD in factors]) if factors else torch.ones(0)
-    largest = float(pairs.max()) if len(pairs) else 1.0
-    return {"why_not": why_not, "pairs": len(pairs), "balanced": int((pairs > 1).sum()), "largest": largest}
-
-
-class KeyBalance:
+class KeyBalance(Check):
     """The balance of the key channels of one engine worker.
 
     Args:
@@ -80,17 +69,17 @@ class KeyBalance:
 
     Attributes:
         factors: of the last refit that closed, by the layer's name: (kv_heads, head) float32 on the device.
-        since: the number of the refit since which they are these; keys that were cached before have other factors.
+        cache_since: the number of the refit since which they are these; keys that were cached before have other
+            factors.
     """
 
     def __init__(self, attentions: Sequence[Attention], why_not: str | None = None):
         self._attentions, self.why_not = attentions, why_not
         self._touched = [pair for attention in attentions for pair in _touched(attention)]
         self.factors: dict[str, torch.Tensor] = {}
-        self.since = 0
 
     @torch.no_grad()
-    def apply(self) -> None:
+    def transform(self) -> None:
         """Balance the tensors of a refit, all of which have been written since the last call; nothing waits."""
         before = self._digests()
         self._new = {attention.name: _balanced(attention) for attention in self._attentions}
@@ -109,7 +98,7 @@ class KeyBalance:
             return digest
         changed = [self._new[name].ne(former).any() for name, former in self.factors.items()]
         if not changed or bool(torch.stack(changed).any()):
-            self.since = number
+            self.cache_since = number
         self.factors = self._new
         weights = [weight for _, weight in self._touched]
         found = kernels_for(self._touched[0][0].device).read_digests(self._moved)

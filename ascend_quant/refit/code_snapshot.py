@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 PIECE = 16 << 20  # bytes that travel in one copy, through as much memory of the device
 
 
-class FormerCodes:
+class CodeSnapshot:
     """Copies of the residents' sampled rows, made in the constructor, which waits for the device.
 
     Raises:
@@ -46,7 +46,7 @@ class FormerCodes:
             torch.get_device_module(self._device).synchronize()
 
     @classmethod
-    def of(cls, residents: Sequence[ResidentWeight]) -> "FormerCodes | None":
+    def of(cls, residents: Sequence[ResidentWeight]) -> "CodeSnapshot | None":
         """The copies; None where they cannot be had: a metric is no reason to end a run."""
         if any(resident.codes and resident.sampled_codes() is None for resident in residents):
             return None

@@ -16,9 +16,9 @@ import torch
 from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.moves import SCALE_BYTES, Job, Move
 from ascend_quant.kernels.storage import CODES
-from ascend_quant.refit.errors import RefitError
-from ascend_quant.refit.sent import NamedTensor, lies_as_read
 from ascend_quant.schemes import SCHEMES, Scheme
+from ascend_quant.transfer.errors import RefitError
+from ascend_quant.transfer.validate import NamedTensor, lies_as_read
 
 TAIL = 16  # bytes behind the codes of a row: rows of a multiple of 16 codes stay aligned
 SCHEMES_SENT = tuple(name for name, scheme in SCHEMES.items() if scheme.shares == "row")
@@ -56,7 +56,7 @@ def codes_of(name: str, sent: torch.Tensor) -> torch.Tensor:
     if sent.dim() < 2 or sent.dtype != codes_dtype(scheme) or sent.shape[-1] <= TAIL:
         raise RefitError(
             f"{name}: got {sent.dtype} of shape {tuple(sent.shape)}; send rows of {codes_dtype(scheme)} codes with "
-            f"{TAIL} bytes behind each (ascend_quant.refit.coding.encode)"
+            f"{TAIL} bytes behind each (ascend_quant.transfer.prequantized.encode)"
         )
     if not lies_as_read(sent):
         negative = ", with its signs turned over by a view" if sent.is_neg() else ""

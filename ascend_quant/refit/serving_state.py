@@ -26,12 +26,12 @@ import torch
 
 from ascend_quant.kernels import kernels_for
 from ascend_quant.oracle import add_digests
-from ascend_quant.refit.errors import RefitError, refusal
-from ascend_quant.refit.former_codes import FormerCodes
-from ascend_quant.refit.kv_scales import KvScales
+from ascend_quant.refit.check import Check
+from ascend_quant.refit.code_snapshot import CodeSnapshot
 from ascend_quant.refit.receipt import Receipt
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.refit.samples import Samples
+from ascend_quant.transfer.errors import RefitError, refusal
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +50,12 @@ class Parameters(Protocol):
         """Make the memory that refits write the engine's parameters again."""
 
 
-class Servable:
+class ServingState:
     """The state of one engine worker's weights.
 
     Args:
         residents: every parameter of the model, each once, all on one device.
-        kv_scales: of a KV cache that has one a layer; None of one without.
+        checks: of its refits, in the order in which they are called.
         parameters: the engine's; None where there is no engine that could replace them.
         still: whether nothing but refits writes the residents (not so where experts move between ranks).
 
@@ -68,11 +68,11 @@ class Servable:
     def __init__(
         self,
         residents: Sequence[ResidentWeight],
-        kv_scales: KvScales | None,
+        checks: Sequence[Check] = (),
         parameters: Parameters | None = None,
         still: bool = True,
     ):
-        self.residents, self.kv_scales = list(residents), kv_scales
+        self.residents, self.checks = list(residents), list(checks)
         self._parameters, self._still = parameters, still
         self._glances = True  # whether a refit notes the bytes that `glance` will look at: the first does
         self._noted: torch.Tensor | None = None
@@ -82,7 +82,7 @@ class Servable:
         self._why = f"its weights have not been loaded yet; {HEAL}"
         self._asleep: int | None = None
         self._comparable = False  # whether the sampled rows hold the codes of the last refit that closed
-        self._former: FormerCodes | None = None  # these rows, where the sleep does not keep them
+        self._former: CodeSnapshot | None = None  # these rows, where the sleep does not keep them
 
     @property
     def is_open(self) -> bool:
@@ -101,13 +101,14 @@ class Servable:
         if self._is_unseen:
             with suppress(RefitError):
                 self.verify()
-        if self.kv_scales is not None and not self.weights_sleep:
-            self.kv_scales.look()
+        if not self.weights_sleep:
+            for one in self.checks:
+                one.look()
 
     @property
     def is_to_be_looked_at(self) -> bool:
         """True if `look` has something to do."""
-        return self._is_unseen or (self.kv_scales is not None and self.kv_scales.unseen)
+        return self._is_unseen or any(one.needs_look for one in self.checks)
 
     @property
     def _is_unseen(self) -> bool:
@@ -159,7 +160,7 @@ class Servable:
             return f"it sleeps (level {self._asleep}); wake it up"
         if self._state != "ready":
             return self._why
-        return None if self.kv_scales is None else self.kv_scales.why_not_servable()
+        return next(filter(None, (one.why_not_servable() for one in self.checks)), None)
 
     def require_servable(self) -> None:
         """Raise RefitError unless the last refit closed cleanly and its bytes are still there."""
@@ -198,7 +199,7 @@ class Servable:
     def falls_asleep(self, level: int) -> None:
         """The engine is about to sleep: level 2 will discard the codes that the next refit is compared with."""
         if level > 1 and self._asleep is None and self._comparable and not self.is_open:
-            self._former = FormerCodes.of(self.residents)
+            self._former = CodeSnapshot.of(self.residents)
 
     def slept(self, level: int) -> None:
         """The engine went to sleep: its weights are in host memory (level 1) or gone (level 2)."""
@@ -225,10 +226,10 @@ class Servable:
         return self._asleep is not None
 
     def cache_woke(self) -> None:
-        """The engine woke up, perhaps its KV cache, with which vLLM sets all scales to 1; not while the weights sleep,
-        as their memory holds the scales too."""
-        if self.kv_scales is not None and not self.weights_sleep:
-            self.kv_scales.write()
+        """The engine woke up, perhaps its KV cache; the memory of sleeping weights holds what checks write, too."""
+        if not self.weights_sleep:
+            for one in self.checks:
+                one.cache_woke()
 
     def digest(self) -> str:
         """Fingerprint of all resident bytes, read back: 16 hex digits."""

@@ -1,0 +1,6 @@
+"""What a quantized KV cache needs of a refit: each part is a `refit.Check`, which `Refit` calls without knowing it.
+
+scales.py            static scales of an fp8 or int8 cache, which follow the weights
+bounds.py            bounds of q, k and v from the weights alone, before a trainer has sent scales
+smooth_attention.py  outlier key channels balanced against the queries (SmoothAttention)
+"""

@@ -1,0 +1,40 @@
+"""Compilation of a refit's kernels before an engine measures its memory and captures graphs."""
+
+import time
+from collections.abc import Iterator
+
+import torch
+
+from ascend_quant.kernels import kernels_for
+from ascend_quant.kernels.moves import Move
+from ascend_quant.refit.session import Refit
+
+SENT_AS = (torch.bfloat16, torch.float32)  # by trainers
+
+
+def prepare(refit: Refit, coded: bool = False) -> float:
+    """Compile the kernels of refits from tensors on the engine's device, and of these tensors' digests.
+
+    Args:
+        coded: for pre-quantized tensors (transfer/prequantized.py), which few trainers send, in place of weights.
+
+    Returns:
+        Seconds.
+    """
+    device, start = refit.residents[0].tensor.device, time.perf_counter()
+    kernels_for(device).prepare(device, _of_prequantized(refit) if coded else _of_weights(refit))
+    return time.perf_counter() - start
+
+
+def _of_weights(refit: Refit) -> Iterator[tuple[Move, torch.dtype]]:
+    for resident in refit.residents:
+        if resident.row_count and resident.row_length:
+            yield from ((resident.example(), dtype) for dtype in SENT_AS)
+            for check in refit.checks:
+                yield from check.extra_writes(resident)
+
+
+def _of_prequantized(refit: Refit) -> Iterator[tuple[Move, torch.dtype]]:
+    for resident in refit.residents:
+        if resident.takes_codes and resident.row_count and resident.row_length:
+            yield resident.example(coded=True), resident.data.dtype
