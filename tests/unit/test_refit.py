@@ -194,7 +194,7 @@ def test_the_receipt_counts_changes_and_its_digest_follows_the_bytes():
         with refit.session():
             put(refit, weight, weight.data, w_NK)
             put(refit, norm, norm.data, torch.full((6,), float(step // 2)))
-            refit.count(2, w_NK.nbytes + 24)
+            refit.received.count(2, w_NK.nbytes + 24)
         digests.append(refit.last_receipt.digest)
     receipt = refit.last_receipt
     assert (receipt.number, receipt.tensors, receipt.bytes, receipt.changed) == (4, 2, w_NK.nbytes + 24, 0.0)

@@ -8,7 +8,7 @@ from ascend_quant.kernels import npu
 from ascend_quant.kernels.events import KernelClock
 from ascend_quant.kernels.int4_places import MarlinTiles, PackedRows
 from ascend_quant.kernels.storage import CODES
-from ascend_quant.refit import Refit, RefitError, batch, code_snapshot, session
+from ascend_quant.refit import Refit, RefitError, batch, code_snapshot, serving_state
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.refit.scales import BY_SHARING
 from ascend_quant.schemes import SCHEMES
@@ -98,7 +98,7 @@ def test_a_sleep_changes_no_count(level, scheme, shape, place):
 )
 def test_every_devices_kernels_count_the_same(module, scheme, level, request, monkeypatch):
     kernels = npu if module == "npu" else request.getfixturevalue("cuda").module
-    for owner in (batch, session):
+    for owner in (batch, serving_state):
         monkeypatch.setattr(owner, "kernels_for", lambda device: kernels)
     engine = Engine(SCHEMES[scheme], MATRIX, MarlinTiles)
     first, second = weights(MATRIX, 0), weights(MATRIX, 1)

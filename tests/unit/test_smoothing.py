@@ -224,7 +224,7 @@ def test_a_stack_of_experts_leaves_expert_by_expert():
     found = dict(smoothing.through(stacks))
     assert found.keys() == set(names)
     assert all(torch.equal(found[name], one_by_one[name]) for name in names)
-    smoothing.check()
+    smoothing.check({})
     assert Smoothing(profile(), False).through(stacks) is stacks
 
 
@@ -276,7 +276,7 @@ def test_a_rule_that_meets_no_parameter_fails_the_refit():
     push(refit, model(), held)
     refit.open()  # what the last refit has met does not count in the next
     with pytest.raises(RefitError, match=r"3 of the profile's 4 parameters never came.*fc\.bias"):
-        smoothing.check()
+        smoothing.check({})
 
 
 @pytest.mark.parametrize("frozen", [False, True])

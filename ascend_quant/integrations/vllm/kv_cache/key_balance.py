@@ -1,4 +1,4 @@
-"""Where a vLLM model keeps what the balance of its keys multiplies (kv_cache/smooth_attention.py), for an int8 KV cache.
+"""Where a vLLM model keeps what SmoothAttention multiplies for an int8 KV cache (kv_cache/smooth_attention.py).
 
 All attentions are balanced, or none: where one is arranged otherwise than is known here, or its weights are kept
 otherwise than row by row, none is, and the log says why.
