@@ -17,6 +17,7 @@ attention.py          attention within each sequence by the engine's kernel, reg
 log_probs.py          log-probabilities as the engine's sampler takes them
 apply.py              all of them on a model, and what is refused
 counters.py           how many tokens differ from the engine's, as float32 bits
+stages.py             the first operation whose result differs
 fingerprint.py        versions, device and switches that engine and trainer must share
 
 What computes attention and routing is an engine's, which its adapter registers (kernels/engine_products.py).

@@ -99,7 +99,9 @@ def test_a_last_bit_is_counted_and_named(tmp_path):
 
 def test_strict_ends_a_run_and_names_the_side(tmp_path):
     folder, library = planted(prepare(tmp_path), "True")
-    said = line_naming("RefitError", "exact", "probe", "prefill … agree", "trainer … differ")
+    said = line_naming(
+        "RefitError", "exact", "probe", "prefill … agree", "trainer … differ", "stages … agree", "lm_head"
+    )
     with pytest.raises(AssertionError, match=said):
         train(folder, *EXACT, STRICT, library, steps=1)
     assert not (folder / "metrics.jsonl").exists()

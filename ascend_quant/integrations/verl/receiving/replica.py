@@ -4,6 +4,7 @@ import asyncio
 import functools
 import time
 from typing import Any
+from uuid import uuid4
 
 import ray
 from verl.checkpoint_engine.base import CheckpointEngineWorker
@@ -11,6 +12,7 @@ from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
+from ascend_quant.exact.stages import Stage
 from ascend_quant.integrations.verl import compat
 from ascend_quant.integrations.verl.metrics.replica_mismatch import REPLICA
 from ascend_quant.integrations.verl.sending import hooks
@@ -58,6 +60,12 @@ class RefitHttpServer(vLLMHttpServer):
     async def exact_fingerprint(self) -> list[dict[str, str]]:
         """Return every worker's fingerprint, see `ascend_quant.exact.fingerprint`."""
         return await self._ask_workers("exact_fingerprint")
+
+    async def exact_stages(self, tokens: list[int], sampling: dict[str, Any]) -> list[dict[str, Stage]]:
+        """Return every worker's stages of a prefill of these tokens, while the engine has nothing else to do."""
+        await self._ask_workers("exact_record")
+        await self.generate(tokens, sampling, f"exact-{uuid4().hex}")
+        return await self._ask_workers("exact_recorded")
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         if tags == [CACHE] and self.node_rank == 0:  # a sync's last step. What the engine is asked for comes in turn

@@ -17,6 +17,7 @@ from verl.utils.device import get_device_name
 from verl.workers.rollout.vllm_rollout.utils import monkey_patch_compute_logits, vLLMColocateWorkerExtension
 
 from ascend_quant.exact.fingerprint import fingerprint
+from ascend_quant.exact.stages import Recorder, Stage
 from ascend_quant.integrations.verl import compat
 from ascend_quant.integrations.verl.receiving.receiver import DrainingReceiver
 from ascend_quant.integrations.verl.settings import QUANTIZATION
@@ -114,6 +115,21 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
     def exact_fingerprint(self) -> dict[str, str]:
         """Return this process's fingerprint, to be compared with an exact actor's."""
         return fingerprint()
+
+    def exact_record(self) -> None:
+        """Record the stages of the forward passes that follow, computed eagerly: a compiled one calls no module."""
+        model = self.model_runner.get_model()
+        compiled = [module for module in model.modules() if getattr(module, "do_not_compile", True) is False]
+        for module in compiled:
+            module.do_not_compile = True
+        self.exact_recorder = Recorder(model), compiled
+
+    def exact_recorded(self) -> dict[str, Stage]:
+        """Stop recording; return the stages, see `ascend_quant.exact.stages`."""
+        recorder, compiled = self.exact_recorder
+        for module in compiled:
+            module.do_not_compile = False
+        return recorder.close()
 
     def refit_quantization(self) -> str | None:
         """Return the options by which this worker quantizes, in words; None where there are no refits."""

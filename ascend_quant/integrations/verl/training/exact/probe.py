@@ -15,6 +15,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from ascend_quant.exact.counters import Compared, compare
+from ascend_quant.exact.stages import Stage
 
 PROMPTS, ANSWER = 8, 64  # of the probe at a run's start; tokens of an answer
 SHORTEST, LONGEST = 8, 4096  # tokens of its prompts
@@ -128,6 +129,12 @@ def judge(sampled: Sequence[Sampled], ranks: Sequence[list[list[float]] | None])
     prefill = [one.prefill for one in sampled]
     trainer = max((_compared(prefill, rows) for rows in ranks if rows is not None), key=lambda one: one.unequal)
     return Probed(engine, trainer, max(len(one.tokens) for one in sampled))
+
+
+def stages(server: Any, tokens: list[int]) -> dict[str, Stage]:
+    """Return the stages of an engine's prefill of a sequence, those of its first worker."""
+    sampling = {**SAMPLING, "max_tokens": 1, "prompt_logprobs": 0}
+    return ray.get(server.exact_stages.remote(tokens, sampling))[0]
 
 
 def _generate(server: Any, prompt: list[int], **sampling: Any) -> ray.ObjectRef:

@@ -2,8 +2,8 @@
 
 At the start their fingerprints must be equal, and a probe computes some sequences on both sides (probe.py). From
 then on each update counts the tokens that differ (worker.py). The first that does is told, and after the next
-sync its sequence is probed: that names the side at fault. Above MOST of a batch the trainer takes to token weights,
-which correct what differs; `strict` ends the run at one token.
+sync its sequence is probed: that names the side at fault, and in the trainer the operation (exact/stages.py). Above
+MOST of a batch the trainer takes to token weights, which correct what differs; `strict` ends the run at one token.
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.strict=true
 """
@@ -15,6 +15,7 @@ import ray
 from omegaconf import open_dict
 
 from ascend_quant.exact.fingerprint import differences
+from ascend_quant.exact.stages import first_difference
 from ascend_quant.integrations.verl.training.effective_sample import EffectiveSample
 from ascend_quant.integrations.verl.training.exact import probe as exact_probe
 from ascend_quant.integrations.verl.training.exact import settings as exact_settings
@@ -72,9 +73,20 @@ class ExactTrainer:
         self.checkpoint_manager.update_weights(self.global_steps)
         found = exact_probe.judge(sampled, ranks)
         if found.worst.unequal:
-            self._answer(f"probe, {found}", found.worst.unequal, found.worst.tokens)
+            said = f"probe, {found}"
+            if found.trainer.first is not None:
+                said += f". In the trainer {self._first_stage(sampled[found.trainer.first[0]].tokens)}"
+            self._answer(said, found.worst.unequal, found.worst.tokens)
         else:
             print(f"exact: probe, {found}", flush=True)  # verl shows no log line of ours below a warning
+
+    def _first_stage(self, tokens: list[int]) -> str:
+        """Compare a sequence's stages in the engine, the weights of the last sync in it, with those in the actor."""
+        engine = exact_probe.stages(self._synced()[0].servers[0], tokens)
+        self.checkpoint_manager.sleep_replicas()
+        ranks = self.actor_rollout_wg.exact_stages(tokens)
+        self.checkpoint_manager.update_weights(self.global_steps)
+        return first_difference(engine, ranks, len(tokens))
 
     def _look(self, unequal: float, tokens: float) -> None:
         """Act on tokens that differ in an update: report the first, then answer if they are too many."""

@@ -1,0 +1,114 @@
+"""Checksums of what each stage of a forward pass computes: the first that differ name the operation at fault.
+
+Engine (vLLM) and trainer (transformers) name their modules alike but for fused ones, so a stage has one name on both
+sides: `layers.3.self_attn.qkv_proj` is vLLM's layer of that name, and transformers' q_proj, k_proj and v_proj side by
+side. What lies between two modules has the name of the operation: `layers.3.attention` (with norms of q and k, and
+rotary embeddings) is what o_proj takes, `layers.3.activation` (SiLU(gate) * up) what down_proj takes.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+MODULE = re.compile(
+    r"(?:^|\.)(layers\.\d+\.(?:input_layernorm|post_attention_layernorm"
+    r"|self_attn\.(?:qkv_proj|[qkv]_proj|o_proj)|mlp(?:\.(?:gate_up_proj|gate_proj|up_proj|down_proj))?)|norm)$"
+)
+FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"}
+FUSED |= {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
+NOT_FIRST = ("k_proj", "v_proj", "up_proj")  # of the modules that are one stage, in the order of their calls
+INPUTS = {"o_proj": "attention", "down_proj": "activation"}  # the operation whose result a module takes
+WRAPPERS = re.compile(r"_fsdp_wrapped_module\.|_checkpoint_wrapped_module\.|_orig_mod\.")  # in names of modules
+ROWS = 256  # whose checksums are computed at a time: int64 copies of all would be four times the activations
+
+
+@dataclass
+class Stage:
+    """The results of one stage, one a token.
+
+    Attributes:
+        width: elements.
+        rows: checksums, int64 (M) of each call.
+    """
+
+    width: int = 0
+    rows: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, x: torch.Tensor, beside: bool) -> None:
+        """Note a result (.., K), of another call or of columns beside those of the last one."""
+        x_MK = x.detach().reshape(-1, x.shape[-1])
+        if beside:
+            self.rows[-1] += checksums(x_MK, self.width)
+            self.width += x.shape[-1]
+        else:
+            self.width = x.shape[-1]
+            self.rows.append(checksums(x_MK))
+
+
+class Recorder:
+    """Recorder of the stages of one model, from its construction to `close`."""
+
+    def __init__(self, model: nn.Module):
+        self._stages: defaultdict[str, Stage] = defaultdict(Stage)
+        self._handles = [
+            module.register_forward_hook(self._recording(found[1]))
+            for name, module in model.named_modules()
+            if (found := MODULE.search(WRAPPERS.sub("", name)))
+        ]
+
+    def close(self) -> dict[str, Stage]:
+        """Stop recording; return the stages by their names, in the order in which they were computed."""
+        for handle in self._handles:
+            handle.remove()
+        return dict(self._stages)
+
+    def _recording(self, name: str) -> Callable[..., None]:
+        place, _, leaf = name.rpartition(".")
+        stage = ".".join(filter(None, (place, FUSED.get(leaf, leaf))))
+
+        def record(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if leaf in INPUTS:
+                self._stages[f"{place.rpartition('.')[0]}.{INPUTS[leaf]}"].add(args[0], beside=False)
+            result = output[0] if isinstance(output, tuple) else output
+            self._stages[stage].add(result, beside=leaf in NOT_FIRST)
+
+        return record
+
+
+def checksums(x_MK: torch.Tensor, first_column: int = 0) -> torch.Tensor:
+    """Compute a checksum int64 (M) of each row's bits and of their places; those of columns side by side add up.
+
+    Args:
+        x_MK: (M, K) of any dtype of 2 or 4 bytes.
+        first_column: of the part that this is of a row.
+    """
+    bits_MK = x_MK.contiguous().view(torch.int16 if x_MK.element_size() == 2 else torch.int32)
+    place_K = torch.arange(first_column, first_column + bits_MK.shape[1], dtype=torch.int64, device=x_MK.device)
+    weight_K = (place_K + 1) * 0x9E3779B97F4A7C1 | 1  # odd, so that every bit of an element counts; wraps, as sums do
+    rows = [(part.to(torch.int64) * weight_K).sum(1) for part in bits_MK.split(ROWS)]
+    return torch.cat(rows).cpu()
+
+
+def first_difference(engine: Mapping[str, Stage], ranks: Sequence[Mapping[str, Stage]], tokens: int) -> str:
+    """Say which stage is the first whose results differ in a sequence of `tokens` tokens, and in which of them.
+
+    Args:
+        engine: stages of its first rank. Those of another width, of which it has a slice, are passed over.
+        ranks: stages of the trainer's; each has all tokens, or they have parts of them in order (Ulysses).
+    """
+    for name, own in ranks[0].items():
+        other = engine.get(name)
+        if other is None or other.width != own.width:
+            continue
+        rows = torch.cat(own.rows)
+        if len(rows) < tokens:
+            rows = torch.cat([part for rank in ranks for part in rank[name].rows])
+        if len(differ := (rows[:tokens] != torch.cat(other.rows)[:tokens]).nonzero()):
+            count, first = f"{len(differ)} of {tokens} tokens", int(differ[0])
+            return f"{name} is the first stage that differs, in {count} from token {first} on"
+    return "all stages up to the last norm agree, so it is lm_head or the log-softmax behind it"
