@@ -1,4 +1,4 @@
-"""Checkpoint to checkpoint: BF16 to int8, fp8 or int4, and back.
+"""Checkpoint to checkpoint: BF16 to int8, fp8 or int4 (compressed-tensors and other formats), and back.
 
 source.py          IN, checked before anything is written
 formats.py         the tensors of a quantized layer and what config.json says about them, by format

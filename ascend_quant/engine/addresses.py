@@ -1,4 +1,4 @@
-"""Where a model's parameters are: captured graphs read these addresses, and refits write there."""
+"""Where a model's parameters are: captured CUDA graphs read these addresses, and refits write there."""
 
 from typing import NamedTuple
 

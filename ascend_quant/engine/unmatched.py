@@ -1,6 +1,6 @@
 """Unmatched weights that are right to come though this rank has no place for them; others are unexpected, and refused.
 
-The head of a model that computes logits from its embedding must bring the embedding's values. Experts of other ranks
+With tied embeddings (tie_word_embeddings) a head that is sent must have the embedding's values. Experts of other ranks
 are known by number: one of this rank's must come under the same name but for that.
 """
 

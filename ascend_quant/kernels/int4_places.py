@@ -1,4 +1,4 @@
-"""Where int4 codes lie, in the layouts that serving kernels want; written in place, row by row.
+"""Layouts of int4 codes that serving kernels want, Marlin's among them; written in place, row by row.
 
 PackedRows   (.., N, K/8) int32: eight codes of a row side by side, as checkpoints have them (CPU)
 MarlinTiles  (.., K/16, 2N) int32: tiles of 16 input by 64 output channels, as vLLM's Marlin kernels read them (CUDA)

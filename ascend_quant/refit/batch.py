@@ -1,4 +1,4 @@
-"""The writes of one refit: collected, handed to the kernels in batches, counted on the device.
+"""The writes of one refit: collected, handed to the kernels in batches, checked for NaN and infinity on the device.
 
 A source tensor must stay as it is until its writes are flushed; who owns it decides when that is.
 """

@@ -46,7 +46,7 @@ CHOSEN = {  # when the run starts: what `folders` makes, and the options that gi
     "data.val_files": "--data (or --set data.validation=FILE)",
     "trainer.default_local_dir": "--out",
 }
-ROUTING_REPLAY = {  # the engine returns each token's experts, and the trainer's routers take them
+ROUTING_REPLAY = {  # routing replay, R3: the engine returns each token's experts, and the trainer's routers take them
     f"{ROLLOUT}.enable_rollout_routing_replay": True,
     f"{ACTOR}.megatron.router_replay.mode": "R3",
 }

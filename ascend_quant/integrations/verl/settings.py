@@ -69,7 +69,7 @@ def wants_proof(rollout: Any) -> bool:
 
 
 def sent_as(rollout: Any) -> Scheme | None:
-    """Return the scheme in whose codes the trainer sends what every replica quantizes; None where all leaves in BF16.
+    """Return the scheme of the pre-quantized weights (codes) that the trainer sends; None where all leaves in BF16.
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.send=int8
 

@@ -1,4 +1,4 @@
-"""Which experts each token went to, for an engine that returns it (vLLM's enable_return_routed_experts).
+"""Routing replay (R3), the engine's side: the experts of each token, returned by vLLM's enable_return_routed_experts.
 
 A trainer may replay them (verl's router_replay.mode=R3), so that both policies use the same experts. vLLM notes them in
 its router. Where that has no kernel (CPU builds before 0.32), the experts route by themselves, and vLLM refuses to

@@ -1,4 +1,4 @@
-"""The delta sync through verl's checkpoint engines: refit/delta.py encodes at the trainer and applies at the engine.
+"""The delta sync through verl's checkpoint engines: transfer/delta.py encodes at the trainer and applies at the engine.
 
 Before verl has the checkpoint engines get ready for a sync, its driver asks the receivers which sync they have, and
 tells all ends alike: whatever was lost on the way, a replica, a trainer, or a sync that ended in the middle or that an

@@ -1,4 +1,4 @@
-"""Whole tensors of FSDP2's shards, many in one all-gather, and the next one under way while these are used.
+"""Whole tensors of FSDP2's shards, in place of DTensor.full_tensor: many in one all-gather, the next one under way.
 
     shares(params, ..)    what this rank has of each group, as it leaves: codes, BF16
     gathered(shares)      the groups whole

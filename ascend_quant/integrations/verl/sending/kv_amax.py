@@ -7,7 +7,7 @@ mode) takes them while it trains. Nothing waits for the device, and nothing move
 leave.
 
 A new pass begins anew. Two syncs of one step send the same. Before the first pass nothing is sent for fp8, and the
-engine takes bounds from the weights (refit/bounds.py). For int8 no bound is tight enough: `look_first` makes a pass
+engine takes bounds from the weights (kv_cache/bounds.py). For int8 no bound is tight enough: `look_first` makes a pass
 of its own, over random tokens.
 """
 

@@ -1,4 +1,5 @@
-"""In graphs that vLLM compiles: RMSNorm or SiLU-times-up and the quantization of its result become one kernel.
+"""A fusion pass over vLLM's compiled graphs: RMSNorm (rms_norm, fused_add_rms_norm) or SiLU-times-up and the
+quantization of its result become one kernel. The pattern is the model's own layer, traced anew (match.py).
 
 vLLM offers a place for a pass of one's own over each graph. There each op `quantize_tokens` is looked at: if what it
 quantizes is computed just as one of the model's own layers does, traced anew here, and nobody else reads it, an op of

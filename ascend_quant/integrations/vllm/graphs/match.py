@@ -1,4 +1,4 @@
-"""Does a graph compute a value as a given function does? Both are FX graphs of ATen or custom ops, traced alike."""
+"""A pattern matcher: whether a graph computes a value as a given function does; both are FX graphs, traced alike."""
 
 import copy
 from collections.abc import Callable, Sequence
