@@ -1,4 +1,4 @@
-"""A conversion from beginning to end, say of BF16 to compressed-tensors' int8: read, plan, check, write, publish OUT."""
+"""A conversion from beginning to end, such as BF16 to compressed-tensors: read, plan, check, write, publish OUT."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -6,7 +6,7 @@ check.py          what else belongs to a refit: a tied head, smoothing, scales o
 plan.py           which rows each tensor ends in, learnt from one refit through the loaders
 resident.py       the engine's buffers, and which of their rows are written
 scales.py         those whose scales are shared otherwise than by rows
-batch.py          writes on their way to the kernels
+batch.py          writes on their way to the kernels; NaN and infinity
 kernel_warm_up.py kernels compiled before the first refit
 received.py       tensors counted as they were sent
 receipt.py        duration, counts and digest of a refit
