@@ -23,7 +23,7 @@ from mkdocs.config.defaults import MkDocsConfig
 sys.path.insert(0, str(Path(__file__).parents[1]))  # mkdocs starts a hook by its path
 
 from ascend_quant.cli import app as tools
-from launch import ROOT, generated, npu_table
+from launch import ROOT, generated, recipe_table
 from launch.commands import app as run
 
 OF_ROOT = {"README": "index", "SECURITY": "security", "CHANGELOG": "changelog", "CONTRIBUTING": "contributing"}
@@ -157,7 +157,7 @@ def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 def with_tables() -> dict[Path, str]:
     """Return the pages of which a table is made of the recipes."""
-    return {file: generated.replaced(file, COMMAND, npu_table.table(language)) for language, file in TABLED.items()}
+    return {file: generated.replaced(file, COMMAND, recipe_table.table(language)) for language, file in TABLED.items()}
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def export(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="Output folder, created only when the export is complete.")
     ],
-    scheme: Annotated[str, typer.Option(help="What the weights become: a scheme of `convert`, or bf16.")],
+    scheme: Annotated[str, typer.Option(help="Scheme of the exported weights, as in `convert`, or bf16.")],
     hf_model: Annotated[
         Path | None, typer.Option(help="Folder with config.json and tokenizer.  [default: beside the checkpoint]")
     ] = None,

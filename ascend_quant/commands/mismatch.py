@@ -17,22 +17,22 @@ QUANTIZED = ", ".join(name for name, scheme in SCHEMES.items() if scheme.quantiz
 
 def mismatch(
     model: Annotated[str, typer.Argument(help="Folder or hub id of a BF16 model.")],
-    scheme: Annotated[str, typer.Option(help=f"What the weights become: {QUANTIZED}; bf16 for the noise floor alone.")],
+    scheme: Annotated[str, typer.Option(help=f"Scheme of the weights: {QUANTIZED}; bf16 measures the noise floor.")],
     prompts: Annotated[
-        Path | None, typer.Option(help="A text file (a prompt a line), or .jsonl or .parquet with a column `prompt`.")
+        Path | None, typer.Option(help="Text file with a prompt a line, or .jsonl or .parquet with a column `prompt`.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens sampled a prompt, at most.")] = 128,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens sampled a prompt.")] = 128,
     tokens: Annotated[
         int, typer.Option(min=1, help="Maximum total number of sampled tokens; prompts beyond it are dropped.")
     ] = 16384,
     ignore: Annotated[
-        list[str] | None, typer.Option(help="A layer that keeps its dtype: a name, or re:PATTERN. Repeatable.")
+        list[str] | None, typer.Option(help="Layer to leave unquantized: a name, or re:PATTERN. Repeatable.")
     ] = None,
     kv_cache: Annotated[
         str,
         typer.Option(help="The quantized engine's KV cache: auto (BF16), int8 or fp8; measured with it and without."),
     ] = "auto",
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1,
     gpu_memory_utilization: Annotated[
         float | None,
         typer.Option(min=0, max=1, help="As in vLLM.  [default: vLLM's; scoring needs 4 GiB beside it]"),
@@ -40,12 +40,12 @@ def mismatch(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the report as JSON, with every token; the tables go to stderr.")
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write a PNG there.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the curves to this PNG file.")] = None,
     fail_above: Annotated[float | None, typer.Option(help="Exit status 3 if the KL (k3) is above this.")] = None,
 ) -> None:
-    """The distance of a quantized policy from the BF16 one, by token, position and layer.
+    """Measure the KL between a quantized policy and the BF16 one, by token, position and layer.
 
-    A quantized engine samples, a BF16 engine scores the same tokens.
+    A quantized engine samples, and a BF16 engine scores the same tokens.
 
     Exit status: 0; 1 if an engine failed; 2 for wrong use; 3 if the KL is above --fail-above.
     """

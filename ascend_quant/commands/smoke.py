@@ -16,7 +16,7 @@ from ascend_quant.whole_file import why_no_file, write_whole
 
 def smoke(
     device: Annotated[
-        Device | None, typer.Option(help="Device to try.  [default: npu, cuda or cpu, the first that is here]")
+        Device | None, typer.Option(help="Device to test.  [default: the first of npu, cuda, cpu that is available]")
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="A probe or a group: operators, engine; repeatable.  [default: all]")
@@ -25,16 +25,15 @@ def smoke(
         tuple[Path, Path] | None,
         typer.Option(
             metavar="<start> <then>",
-            help="Folders of two BF16 checkpoints of one model, say a training step apart, for the engine.  [default: "
-            "a small model made here]",
+            help="Folders of two BF16 checkpoints of one model for the engine.  [default: a small model made here]",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the JSON to this file after each probe.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the JSON.")] = False,
 ) -> None:
-    """Try this device: operators beside the definition, a refit of a real engine, its answers beside a fresh one's.
+    """Test this device: operators against the reference, and a refitted engine against a fresh one.
 
-    ./run.sh smoke of a checkout or an image also trains, and goes on where a probe ends its process.
+    ./run.sh smoke of a checkout or an image also trains, and continues if a probe ends its process.
 
     Exit status: 0 where all that applies passed; 1 where a probe failed; 2 for wrong use.
     """

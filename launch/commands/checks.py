@@ -26,7 +26,7 @@ def doctor(
     cluster: Annotated[
         str | None, typer.Option(help="An inventory's name, or the path of a .yaml file.  [default: this machine]")
     ] = None,
-    recipe: Annotated[str | None, typer.Option(help="Look also at what this recipe needs.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Also check what this recipe needs.")] = None,
     changes: Changes = None,
     model: Annotated[str | None, typer.Option(help="With --recipe: as for train.")] = None,
     data: Annotated[str | None, typer.Option(help="With --recipe: as for train.")] = None,

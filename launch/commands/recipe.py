@@ -68,7 +68,7 @@ def _is_folder(data: str) -> bool:
 
 @recipe_app.command("list")
 def list_recipes(as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False) -> None:
-    """The recipes there are."""
+    """List the recipes."""
     from rich.console import Console
     from rich.table import Table
 
@@ -123,7 +123,7 @@ def data(
 
     Files of your own need none of this: ./run.sh train RECIPE --data TRAIN.parquet,VALIDATION.parquet
 
-    Exit status: 0; 1 if the data cannot be had, or are not what is published under that name; 2 for wrong use.
+    Exit status: 0; 1 if the data are not available, or differ from what is published under that name; 2 for wrong use.
     """
     from rich.console import Console
     from rich.progress import TaskID

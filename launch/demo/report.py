@@ -205,7 +205,7 @@ def told(report: dict[str, Any]) -> str:
         for arm in report["arms"]
         if is_exact(arm["name"])
     )
-    return f"{exact}{len(proved)} weight syncs: {least}. The columns: docs/demo.md; next: docs/first_day.md"
+    return f"{exact}{len(proved)} weight syncs: {least}. The columns, and what next: docs/first_day.md"
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

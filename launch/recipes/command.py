@@ -15,7 +15,7 @@ COLUMNS = ("recipe", "rollout", "training", "devices", "stack")
 
 
 def row(recipe: Recipe) -> tuple[str, ...]:
-    """Return a recipe as a row of the table; docs/recipes.md and docs/low_precision.md have the same."""
+    """Return a recipe as a row of the table; docs/low_precision.md has the same of its recipes."""
     training = f"FP8 {recipe.fp8.recipe}" if recipe.fp8 else "BF16"
     training += f", QAT {recipe.qat}" if recipe.qat else ""
     training = "exact INT8" if recipe.is_exact else training

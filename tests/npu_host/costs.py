@@ -130,7 +130,7 @@ def section(entries: list[Entry]) -> str:
 def _line(entry: Entry) -> str:
     cost, layers, elements = entry.cost, entry.layers, entry.elements
     cells = (
-        f"{MODELS[entry.model].name}, {entry.format.upper()}{', proof' if entry.proof else ''}",
+        f"{MODELS[entry.model].name}, {entry.format.upper()}{', checksums' if entry.proof else ''}",
         f"{cost.ops:,} ({cost.ops / layers:.0f})",
         f"{cost.views:,} ({cost.views / layers:.0f})",
         f"{cost.bytes / elements:.2f} + {cost.hidden / elements:.2f}",
@@ -143,21 +143,18 @@ def _line(entry: Entry) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-TEXT = """Counted over the project's own kernels, on tensors of the models' true sizes without memory: operators, bytes
-and waits, not times. A test fails when one of them grows (`tests/npu_host/test_cost.py`). What operators move inside,
-and which of them run on the AICPU, is by CANN's sources (`tests/npu_host/cost_counter.py`).
+TEXT = """Counted on tensors of the models' true sizes without memory: calls, bytes and waits, not times. A test fails
+when one grows (`tests/npu_host/test_cost.py`). What operators move inside, and which of them run on the AI CPU, is
+from CANN's sources (`tests/npu_host/cost_counter.py`).
 
-One refit by a known plan, from verl's buckets of 2 GiB, one rank; all layers are counted, none is scaled. Bytes are
-those of the operands, read and written, and behind the + what operators move inside. In parentheses: a layer.
+One refit after the first, from verl's buckets of 2 GiB, on one rank. Bytes are those of the operands, read and
+written, + what operators move inside. In parentheses: a layer.
 
-| model | calls | views | bytes an element | to the device, to the host | waits | AICPU | work space, MiB | kept, MiB |
+| model | calls | views | bytes an element | to the device, to the host | waits | AI CPU | work space, MiB | kept, MiB |
 |---|---|---|---|---|---|---|---|---|
 {totals}
 
-Rows are taken {chunk} Mi elements at a time: 4 bytes of float32 and 1 of codes, and 2 more where small tensors are put
-side by side. In a first load, whose memory vllm-ascend's pool keeps for good, it is {first} Mi elements. What is kept
-until the close are largest magnitudes (2 bytes a row) and sums; nothing of it outlives the refit.
-
-Not counted: kernels inside one call, time, what verl itself copies (a wait a bucket), the first load, and the chain of
-plain operators that is taken where a fused one is missing or gives other bytes than the definition: logged at start.
+The work space is that of {chunk} Mi elements at a time ({first} Mi in the first load). What is kept is freed at the end
+of the refit. Not counted: verl's own copies, the first load, and the plain operators that replace a fused one that is
+missing or inexact (logged at the start).
 """

@@ -1,11 +1,12 @@
 """What was called: operators, dtypes, shapes, formats, and who called. Makes docs/npu_ops.md from it.
 
-Calls that differ in sizes alone count once, and are told without. `write_calls` saves them for replay.py, which asks
+Calls that differ in sizes alone count once. `write_calls` saves them for replay.py, which asks
 another version of torch_npu whether it takes them; `table` puts both into a Markdown table.
 """
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,9 +24,9 @@ HEADER = """# NPU operators, and what a refit costs
 Which operators the code calls on NPUs, and how many calls, bytes and waits a refit takes. **Not run on hardware.**
 Written by `{command}`.
 
-## Calls
-Every kind of call that the code made while its tests ran, on host memory, with dtypes and numbers of dimensions. Each
-keeps the rules of Atlas A2 and A3 (`tests/npu_host/rules.py`).
+## Operators
+What the tests called on host memory, with the types and dimensions of the arguments. All calls keep the rules of Atlas
+A2 and A3 (`tests/npu_host/rules.py`). The last columns say whether torch_npu takes them.
 
 | operator | called by | arguments | {versions} |
 |---|---|---|{dashes}|
@@ -72,27 +73,41 @@ def write_calls(path: Path) -> None:
 
 
 def table(command: str, replayed: dict[str, list[str]]) -> str:
-    """The calls of CALLERS as a Markdown table.
+    """The operators that CALLERS called as a Markdown table.
 
     Args:
         command: what made the table; it goes into the text.
         replayed: for each version of torch_npu, what replay.py said of each call ("" for a call that it takes).
     """
-    rows = []
+    found: dict[str, list[tuple[Call, list[str]]]] = {}
     for number, call in enumerate(calls.values()):
         if call.caller:
-            shown = ", ".join(
-                f"{name}: {'n' if name in SIZES else shown_value(value)}"
-                for name, value in call.arguments.items()
-                if name not in call.defaults and value is not None
-            )
-            verdicts = [said[number] or "yes" for said in replayed.values()]
-            if not call.operator.startswith("npu::"):
-                verdicts = ["not torch_npu's"] * len(verdicts)
-            cells = (f"`{call.operator}`", f"`{call.caller}`", shown, *verdicts)
-            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
+            found.setdefault(call.operator, []).append((call, [said[number] or "yes" for said in replayed.values()]))
+    rows = [_row(operator, *zip(*found[operator], strict=True)) for operator in sorted(found)]
     head = HEADER.format(command=command, versions=" | ".join(replayed), dashes="---|" * (len(replayed) - 1) + "---")
-    return head + "".join(sorted(set(rows))) + "\n"
+    return head + "".join(rows) + "\n"
+
+
+def _row(operator: str, made: Sequence[Call], verdicts: Sequence[list[str]]) -> str:
+    """The row of an operator: packages that call it, what each argument was, and what each version said."""
+    arguments: dict[str, set[str]] = {}
+    for call in made:
+        for name, value in call.arguments.items():
+            if name not in call.defaults and _is_typed(value):
+                arguments.setdefault(name, set()).add(shown_value(value))
+    own = operator.startswith("npu::")
+    cells = (
+        f"`{operator}`",
+        ", ".join(sorted({call.caller.partition(".")[0] for call in made})),
+        "; ".join(f"{name}: {' or '.join(sorted(arguments[name]))}" for name in sorted(arguments)),
+        *("; ".join(sorted(set(said))) if own else "not torch_npu's" for said in zip(*verdicts, strict=True)),
+    )
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def _is_typed(value) -> bool:
+    """Whether an encoded argument is a tensor, a dtype, a name, or a list of these; numbers are left out."""
+    return isinstance(value[0] if isinstance(value, list) and value else value, dict | str)
 
 
 def shown_value(value) -> str:

@@ -440,7 +440,7 @@ def test_the_command(tmp_path):
     assert f"{found['gains']['int8']:.2f} times" in text and f"{found['rows']['bf16']['tokens_per_second']:.0f}" in text
     status, text = run(FOLDER / "qwen2.5-7b-int8-gsm8k-h100.yaml", "--device", "H100", "--model", model, "--out", 100)
     assert status == 0 and has_line_naming(text, "32 sequences", "2048 + 100 tokens", "4 x H100")
-    text, pages = run(model, "--device", "H200", "--in", 512, "--out", 8192)[1], ("tools.md", "tools.zh.md")
+    text, pages = run(model, "--device", "H200", "--in", 512, "--out", 8192)[1], ("doctor.md", "doctor.zh.md")
     for said in ((FOLDER.parents[1] / "docs" / page).read_text() for page in pages):
         assert all(line.rstrip() in said for line in text.splitlines()[1:-3])
     for wrong in (("--tp", 3), ("--batch", 0), ("--memory", 1.5), ("--device", "B200")):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from ascend_quant.cli import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("tools", "flashrl", "low_precision", "troubleshooting")
+PAGES = ("doctor", "flashrl", "low_precision", "troubleshooting")
 COMMANDS = {"advise", "cleanup", "convert", "export", "mismatch", "profile", "setup", "smoke"}
 
 

@@ -1,4 +1,4 @@
-"""docs/first_day.md and two_a2.md: commands and inventories are understood; both languages show the same."""
+"""docs/first_day.md and cluster.md: commands and inventories are understood; both languages show the same."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ from launch.plan.job import places
 
 ROOT = Path(__file__).parents[2]
 ENGLISH, CHINESE = (
-    "".join((ROOT / "docs" / f"{name}{language}.md").read_text() for name in ("first_day", "two_a2"))
+    "".join((ROOT / "docs" / f"{name}{language}.md").read_text() for name in ("first_day", "cluster"))
     for language in ("", ".zh")
 )
 FOLDERS = {"gsm8k", "dapo-math-17k", "addition"}  # of `run.sh data`
@@ -72,21 +72,21 @@ def test_verbs_and_options_are_those_of_run_sh(words: list[str]):
 
 def inventories(folder: Path) -> dict[str, Path]:
     """The inventories of the page, and that which its commands write on two nodes of Slurm."""
-    four, two = [block for block in blocks(ENGLISH, "yaml") if block.startswith("stack:")]
+    four, example, two = [block for block in blocks(ENGLISH, "yaml") if block.startswith("stack:")]
     head, hosts = [words for words in ALL if words[-1] == "hosts:" or words[0] == "sed"]
     lines = [line.replace("$PWD", "/training/a").replace("$PYTHON", "/training/venv/bin/python") for line in head[2:]]
     replacement = hosts[1].split("/")[2]
     slurm = [*lines, *(replacement.replace("&", node) for node in ("gpu001", "gpu002"))]
-    found = {f"{name}.yaml": folder / f"{name}.yaml" for name in ("two", "four", "slurm")}
-    for file, text in zip(found.values(), (two, four, "\n".join(slurm)), strict=True):
+    found = {f"{name}.yaml": folder / f"{name}.yaml" for name in ("two", "four", "slurm", "cluster")}
+    for file, text in zip(found.values(), (two, four, "\n".join(slurm), example), strict=True):
         file.write_text(text)
     return found
 
 
 def test_inventories_are_understood(tmp_path: Path):
     files = inventories(tmp_path)
-    two, four, slurm = (load(str(file)) for file in files.values())
-    assert (len(two.hosts), len(four.hosts)) == (2, 4)
+    two, four, slurm, example = (load(str(file)) for file in files.values())
+    assert (len(two.hosts), len(four.hosts), len(example.hosts)) == (2, 4, 2)
     assert four.image == f"ascend-quant:{four.stack}" and four.stack in IMAGES.values()
     assert [host.address for host in slurm.hosts] == ["gpu001", "gpu002"] and slurm.python and slurm.image is None
 

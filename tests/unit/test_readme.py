@@ -57,7 +57,7 @@ def test_measured_figures_are_those_of_the_page_that_a_row_links(name: str):
         assert len(figures) >= 2 and [figure for figure in figures if figure not in page] == [], what
 
 
-@pytest.mark.parametrize("name", ["docs/demo.md", "docs/demo.zh.md"])
+@pytest.mark.parametrize("name", ["docs/first_day.md", "docs/first_day.zh.md"])
 def test_demo_figures_are_those_of_the_run_in_the_picture(name: str):
     run, text = "2026-11-21-cpu-demo", read(name)
     columns = (
