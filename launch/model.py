@@ -65,7 +65,7 @@ def _of_folder(model: str, tensor_parallel: int) -> Iterator[tuple[str, str]]:
         folder = ModelFolder(Path(model))
         config, quantization = folder.config, folder.quantization
     except (BadCheckpoint, BadDocument) as error:
-        yield str(error), "--model is a folder with config.json and safetensors (docs/own.md)"
+        yield str(error), "--model is a folder with config.json and safetensors (docs/models.md)"
         return
     if quantization:
         what = f"{model} is quantized already ({quantization!s:.80}), and training starts from weights that are not"

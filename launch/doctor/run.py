@@ -54,7 +54,7 @@ def inputs(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     for file in found.missing_data:
         yield error(f"there is no {file}", f"make it with ./run.sh data {wanted.data_name}, or correct --data")
     for line in found.wrong_data:
-        yield error(line, "correct the file (docs/own.md), or --data")
+        yield error(line, "correct the file (docs/models.md), or --data")
     if wanted.data and not found.missing_data + found.wrong_data:
         yield ok(f"{len(wanted.data)} data files")
 

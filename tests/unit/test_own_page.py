@@ -1,4 +1,4 @@
-"""docs/own.md as a reader follows it: its files, its commands, and a dry run in which nothing stands in the way."""
+"""docs/models.md as a reader follows it: its files, its commands, and a dry run in which nothing stands in the way."""
 
 import re
 import runpy
@@ -14,7 +14,7 @@ from launch.commands import app
 from launch.demo.task import build_model, save_tokenizer
 from launch.recipes import load
 
-PAGE = (ROOT / "docs/own.md").read_text()
+PAGE = (ROOT / "docs/models.md").read_text()
 
 
 def blocks(language: str) -> list[str]:
