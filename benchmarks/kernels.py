@@ -6,7 +6,7 @@ import torch
 
 from ascend_quant import oracle
 from ascend_quant.kernels import kernels_for
-from ascend_quant.kernels.moves import Counters
+from ascend_quant.kernels.counters import Counters
 from benchmarks import methods
 from benchmarks.matrices import BYTES, Matrix, elements, matrices_of, that_fits
 from benchmarks.methods import Copy

@@ -6,7 +6,8 @@ from importlib.util import find_spec
 import torch
 
 from ascend_quant.kernels import kernels_for
-from ascend_quant.kernels.moves import Counters, Job, Move
+from ascend_quant.kernels.counters import Counters
+from ascend_quant.kernels.writes import Fp8Write, Int8Write, Job, RowWrite
 from ascend_quant.refit import Refit
 from ascend_quant.refit.plan import Entry, Plan, together
 from benchmarks.matrices import Matrix
@@ -30,7 +31,7 @@ def competitors(matrices: Sequence[Matrix]) -> dict[str, Call]:
 
 
 def ours(matrices: Sequence[Matrix], device: torch.device) -> dict[str, Call]:
-    """Return the kernels with and without the receipt's counting, their moves prepared; and a whole refit by plan."""
+    """Return the kernels with and without the receipt's counting, their writes prepared; and a whole refit by plan."""
     counters = Counters(device)
     jobs, write = [int8_job(matrices, counters)], kernels_for(device).write
     return {
@@ -52,22 +53,23 @@ def fp8(matrices: Sequence[Matrix], device: torch.device) -> dict[str, Call]:
 
 def int8_job(matrices: Sequence[Matrix], counters: Counters) -> Job:
     """Return the job of all matrices into their resident int8 buffers."""
-    return _job([move_of(matrix) for matrix in matrices], matrices, counters)
+    return _job([write_of(matrix) for matrix in matrices], matrices, counters)
 
 
 def fp8_job(kind: str, matrices: Sequence[Matrix], counters: Counters) -> Job:
     """Return the job of all matrices for an fp8 kind, into the bytes of the int8 codes and scales of its own."""
-    moves = []
+    writes = []
     for matrix in matrices:
         codes, scale = matrix.codes.view(torch.float8_e4m3fn), fp8_scale(kind, matrix)
-        among = (0, len(codes)) if kind == "fp8_tensor" else None
-        moves.append(Move.of(matrix.source, codes, scale, weight=matrix.resident.weight, among=among))
-    return _job(moves, matrices, counters)
+        where = {"scale": scale, "weight": matrix.resident.weight}
+        tensor_rows = (0, len(codes)) if kind == "fp8_tensor" else None
+        writes.append(Fp8Write.of(matrix.source, codes, **where, tensor_rows=tensor_rows))
+    return _job(writes, matrices, counters)
 
 
-def move_of(matrix: Matrix) -> Move:
-    """Return the move of a whole matrix into its resident buffers."""
-    return Move.of(matrix.source, matrix.codes, matrix.scale, weight=matrix.resident.weight)
+def write_of(matrix: Matrix) -> RowWrite:
+    """Return the write of a whole matrix into its resident buffers."""
+    return Int8Write.of(matrix.source, matrix.codes, scale=matrix.scale, weight=matrix.resident.weight)
 
 
 def fp8_scale(kind: str, matrix: Matrix) -> torch.Tensor:
@@ -77,15 +79,15 @@ def fp8_scale(kind: str, matrix: Matrix) -> torch.Tensor:
     return torch.full(shape, POISON, device=matrix.source.device)
 
 
-def _job(moves: Sequence[Move], matrices: Sequence[Matrix], counters: Counters) -> Job:
-    first = counters.new_slots(len(moves))
-    return Job.of_each(moves, [matrix.source for matrix in matrices], range(first, first + len(moves)))
+def _job(writes: Sequence[RowWrite], matrices: Sequence[Matrix], counters: Counters) -> Job:
+    first = counters.new_slots(len(writes))
+    return Job.of_each(writes, [matrix.source for matrix in matrices], range(first, first + len(writes)))
 
 
 def refit_by_plan(matrices: Sequence[Matrix]) -> Call:
     """Return what an engine does with a refit whose plan is known, from open to receipt; it waits for the device."""
     refit = Refit([matrix.resident for matrix in matrices])
-    refit.plan = Plan({m.name: Entry(m.source.shape, [(m.resident, move_of(m))]) for m in matrices})
+    refit.plan = Plan({m.name: Entry(m.source.shape, [(m.resident, write_of(m))]) for m in matrices})
     named = [(matrix.name, matrix.source) for matrix in matrices]
 
     def run() -> None:

@@ -81,7 +81,7 @@ def wanted(shapes: list[str], batch: str) -> "list[Job]":
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:
-    from ascend_quant.kernels.tuned import NUMBER
+    from ascend_quant.kernels.tuned_reader import NUMBER
 
     parts = [part.strip() for part in text.split(",")]
     if not all(map(NUMBER.fullmatch, parts)):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ascend_quant.kernels.moves import Place
+from ascend_quant.kernels.storage import WeightLayout
 from ascend_quant.schemes import SCHEMES, Scheme
 
 ATTRIBUTE = "ascend_quant_layouts"
@@ -24,14 +24,14 @@ class Layout:
 
     Attributes:
         stand_in: (.., N, K) on the meta device, with the loaders' attributes.
-        place: writes rows where they belong.
+        weight_layout: writes rows where they belong.
         scale: float32, one a row (per channel).
         copies: tensors that hold the scales in another dtype.
         scheme: of the codes.
     """
 
     stand_in: nn.Parameter
-    place: Place
+    weight_layout: WeightLayout
     scale: torch.Tensor
     copies: Sequence[torch.Tensor] = ()
     scheme: Scheme = SCHEMES["int8"]
@@ -41,11 +41,11 @@ def register(
     layer: nn.Module,
     name: str,
     shape: tuple[int, ...],
-    place: Place,
+    weight_layout: WeightLayout,
     scale: torch.Tensor,
     **more: Any,
 ) -> nn.Parameter:
-    """Make a layer's parameter of a tensor whose rows `place` knows.
+    """Make a layer's parameter of a tensor whose rows `weight_layout` knows.
 
     Args:
         shape: (.., N, K), as checkpoints have it.
@@ -54,9 +54,9 @@ def register(
     Returns:
         The stand-in, on which the engine sets its loaders' attributes.
     """
-    layer.register_parameter(name, nn.Parameter(place.tensor, requires_grad=False))
+    layer.register_parameter(name, nn.Parameter(weight_layout.tensor, requires_grad=False))
     stand_in = nn.Parameter(torch.empty(shape, dtype=torch.int8, device="meta"), requires_grad=False)
-    layout = Layout(stand_in, place, scale, **more)
+    layout = Layout(stand_in, weight_layout, scale, **more)
     setattr(layer, ATTRIBUTE, {**layouts_of(layer), name: layout})
     return stand_in
 

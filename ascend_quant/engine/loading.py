@@ -20,8 +20,9 @@ from ascend_quant.engine.smoothing import Smoothing
 from ascend_quant.engine.unmatched import UnmatchedWeights
 from ascend_quant.kernels.storage import CODES
 from ascend_quant.refit import Refit, RefitError
+from ascend_quant.refit.matrices import offset_in
 from ascend_quant.refit.plan import Entry, together
-from ascend_quant.refit.resident import ResidentWeight, offset_in
+from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.tensors import FLOATS, one_by_one
 from ascend_quant.transfer import prequantized
 from ascend_quant.transfer.validate import NamedTensor, check_sent, made_plain
@@ -201,13 +202,13 @@ class Loading(TorchDispatchMode):
             )
         whole = source.whole_rows(shard) if own else None
         exact, given = self._by_profile(source, resident, shard, own)
-        moves = self.refit.write(source.slot, resident, target, shard, whole, base, exact, given, source.coded)
+        writes = self.refit.write(source.slot, resident, target, shard, whole, base, exact, given, source.coded)
         source.taken += shard.numel()
         source.sizes.setdefault(resident.name, {}).update(resident.whole_sizes(target))
         source.padded |= resident.padded
         if own and (source.coded or source.tensor.is_contiguous()):
-            for move in moves:
-                source.entry.add(resident, move)
+            for write in writes:
+                source.entry.add(resident, write)
         else:
             source.entry.by_loader = True
         if not own:
@@ -261,7 +262,7 @@ class Source:
         self.elsewhere: str | None = None  # what it was copied into that is not resident
         self.sizes: dict[str, dict[int, int]] = {}  # by resident, see `ResidentWeight.whole_sizes`
         self.nbytes, self.coded = sent.nbytes, coded  # as it was sent
-        self.entry = Entry(sent.shape, coded=coded)
+        self.entry = Entry(sent.shape, prequantized=coded)
 
     def wanted(self) -> int | None:
         """Return how many elements the model wants of the tensor; None where that is not known."""

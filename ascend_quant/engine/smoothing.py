@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.kernels.moves import Move
+from ascend_quant.kernels.writes import RowWrite
 from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.profile.equivalence import reaches
 from ascend_quant.profile.rules import Profile, Rule
@@ -63,9 +63,9 @@ class Smoothing(Check):
         """A refit begins: nothing has come yet."""
         self._met: set[str] = set()
 
-    def extra_writes(self, resident: ResidentWeight) -> Iterable[tuple[Move, torch.dtype]]:
+    def extra_writes(self, resident: ResidentWeight) -> Iterable[tuple[RowWrite, torch.dtype]]:
         if resident.codes:
-            yield resident.example(exact=True, frozen=self.frozen), torch.float32
+            yield resident.example(skip_bf16_cast=True, static_scale=self.frozen), torch.float32
 
     def take(self, weights: Iterable[NamedTensor], received: Received) -> Iterable[NamedTensor]:
         """Return the tensors as the profile has them, one at a time; they are counted as they were sent."""

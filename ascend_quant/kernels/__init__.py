@@ -1,10 +1,10 @@
 """The oracle's functions, fast, one module per device, all with the same signatures.
 
 Counters(device, sparing)                     what `write` counts
-write(batch, counters)                        moves of a refit: rows quantized or copied into resident rows, counted
+write(jobs, counters)                         writes of a refit: rows quantized or copied into resident rows, counted
 digests(tensors)                              fingerprints of tensors' bytes, unread; asynchronous
 read_digests(found)                           the numbers that several calls of `digests` gave, all at once
-prepare(device, writes)                       what digests and moves of a kind need is compiled; changes no tensor
+prepare(device, writes)                       what digests and writes of a kind need is compiled; changes no tensor
 SERVING                                       the products of each scheme that the device serves (registry.py)
 storage(scheme, shape)                        the buffers that these compute with
 matmul(x, codes, scale, bias)                 the W8A8 linear layer
@@ -18,15 +18,16 @@ READS_ARE_FREE                                whether a look at the counters cos
 
 cpu/, cuda/, npu/    refit (weights are quantized in place) and serve (products, attention) of each device
 registry.py          which device has products for which scheme; storage.py has the buffers that these compute with
-moves.py             what a refit asks for: rows of a source to rows of a resident tensor; chunks.py does so with torch
+writes.py            what a refit asks for: rows of a source to rows of a resident tensor; chunks.py does so with torch
+counters.py          what is counted meanwhile
 byte_digest.py       fingerprints of bytes as int8 matrix products; modulo.py has their arithmetic
-int4_places.py       where int4 codes lie: Marlin's tiles on CUDA, rows on CPUs
+int4_layouts.py      where int4 codes lie: Marlin's tiles on CUDA, rows on CPUs
 cache_pages.py       the layout of an int8 KV cache's pages
 reciprocals.py       codes of a row without a division
 engine_products.py   products that an engine's adapter brings: vLLM's cutlass, FlashAttention 3
 exact_ops.py         norms, rotation and SiLU of exact engines and trainers, as ops of torch
 fallbacks.py         by torch, where a device has no kernel of its own
-tuned.py             the fastest tiles of a GPU for a shape, read from tuned/
+tuned.py             the fastest tiles of a GPU for a shape, from files in tuned/ (tuned_reader.py)
 events.py            times on a GPU's own clock
 """
 

@@ -1,85 +1,89 @@
-"""Moves carried out by torch operations, a few rows at a time: any kind, on any device, with nothing to wait for.
+"""Writes carried out by torch operations, a few rows at a time: any kind, on any device, with nothing to wait for.
 
-What the CPU does with every move, and a GPU with those that its own kernels do not have (int4).
+What the CPU does with every write, and a GPU with those that its own kernels do not have (int4).
 """
 
 import torch
 
 from ascend_quant import oracle
 from ascend_quant.kernels import modulo
-from ascend_quant.kernels.moves import Counters, Move, Place, sampled
+from ascend_quant.kernels.counters import Counters, sampled
+from ascend_quant.kernels.storage import WeightLayout
+from ascend_quant.kernels.writes import CopyWrite, Fp8Write, PrequantizedWrite, RowWrite, SchemeWrite
 from ascend_quant.oracle.fingerprint import MOST
 
 ELEMENTS = 1 << 20  # of what is only copied
 READ = 1 << 16  # of what is only read: their 64 bits stay in a core's own cache
 
 
-def _rows(move: Move, part: torch.Tensor, absmax: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    return oracle.quantize_rows(move.values(part), absmax)
+def _rows(write: RowWrite, part: torch.Tensor, absmax: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    return oracle.quantize_rows(write.values(part), absmax)
 
 
-def _fp8_rows(move: Move, part: torch.Tensor, absmax: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _fp8_rows(write: RowWrite, part: torch.Tensor, absmax: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     return oracle.quantize_fp8_rows(part, absmax)
 
 
-CONVERSIONS = {  # by kind: (move, rows of the source, their largest magnitudes) -> codes, scales
+CONVERSIONS = {  # by kind: (write, rows of the source, their largest magnitudes) -> codes, scales
     "int8": _rows,
-    "int8_exact": _rows,
+    "int8_float32": _rows,
     "fp8": _fp8_rows,
     "fp8_tensor": _fp8_rows,
-    "fp8_blocks": lambda move, part, absmax: oracle.quantize_fp8_blocks(part),
-    "int4": lambda move, part, absmax: oracle.quantize_groups(part, move.group),
+    "fp8_blocks": lambda write, part, absmax: oracle.quantize_fp8_blocks(part),
+    "int4": lambda write, part, absmax: oracle.quantize_groups(part, write.group),
 }
 
 
 def write_in_chunks(
-    move: Move, source: torch.Tensor, bad: torch.Tensor, counters: Counters, receipt: bool, rows: int
+    write: RowWrite, source: torch.Tensor, bad: torch.Tensor, counters: Counters, receipt: bool, rows: int
 ) -> None:
-    """Carry out one move.
+    """Carry out one write.
 
     Args:
         bad: the source's counter of elements that are not finite.
         receipt: whether changed codes and the digest are counted.
         rows: how many are quantized at a time; a multiple of a block's.
     """
-    matrix, whole = move.matrix(source), move.whole_rows(source)
+    matrix, whole = write.matrix(source), write.whole_rows(source)
     if matrix.numel() == 0:
         return
     whole = matrix if whole is None else whole
-    sent_scale_N = move.sent_scale_N(source) if move.coded else None
-    tensor_absmax = None if move.among is None else _largest_of(move, source, bad, rows)
-    at_once = rows if move.scale is not None else max(1, ELEMENTS // matrix.shape[1])
+    kind, copied = write.kind, isinstance(write, CopyWrite)
+    sent_scale_N = write.sent_scale_N(source) if isinstance(write, PrequantizedWrite) else None
+    tensor_absmax = _largest_of(write, source, bad, rows) if kind == "fp8_tensor" else None
+    at_once = max(1, ELEMENTS // matrix.shape[1]) if copied else rows
     for start in range(0, matrix.shape[0], at_once):
         chunk = slice(start, start + at_once)
         part = matrix[chunk].to(bad.device)
-        absmax = None if move.scale is None or move.coded else _absmax(move.values(whole[chunk].to(bad.device)))
+        absmax = None if copied or sent_scale_N is not None else _absmax(write.values(whole[chunk].to(bad.device)))
         if sent_scale_N is not None:
             values, scale = part, sent_scale_N[chunk].to(bad.device)
-        elif move.given_N is not None:
-            scale = move.given_N[chunk]
+        elif kind == "int8_static":
+            scale = write.static_scale[chunk]
             values, lost = oracle.quantize_given(part, scale)
             counters.totals[0, 3] += lost.sum() * receipt
         else:
-            values, scale = _converted(part, absmax if tensor_absmax is None else tensor_absmax.expand(len(part)), move)
+            largest = absmax if tensor_absmax is None else tensor_absmax.expand(len(part))
+            values, scale = _converted(part, largest, write)
         if tensor_absmax is None:
-            if move.coded:
+            if sent_scale_N is not None:
                 bad.add_(oracle.spoilt_rows(values, scale).sum())
             else:
-                bad.add_(_bad(values) if absmax is None else _bad(move.values(part), absmax))
+                bad.add_(_bad(values) if absmax is None else _bad(write.values(part), absmax))
         if receipt:
-            _account(values, scale, start, move, counters)
-        _put(values, scale, start, move)
+            _account(values, scale, start, write, counters)
+        _put(values, scale, start, write)
 
 
 def _absmax(values: torch.Tensor) -> torch.Tensor:
     return values.float().abs().amax(dim=-1)
 
 
-def _largest_of(move: Move, source: torch.Tensor, bad: torch.Tensor, rows: int) -> torch.Tensor:
+def _largest_of(write: Fp8Write, source: torch.Tensor, bad: torch.Tensor, rows: int) -> torch.Tensor:
     """Return the amax, () float32, of the tensor that the matrix is a part of, whose bad elements are counted."""
     largest = []
-    for part in move.whole_tensor(source).split(rows):
-        values = move.values(part.to(bad.device))
+    for part in write.whole_tensor(source).split(rows):
+        values = write.values(part.to(bad.device))
         bad.add_(_bad(values))
         largest.append(_absmax(values).max())
     return torch.stack(largest).max()
@@ -91,51 +95,53 @@ def _bad(values: torch.Tensor, absmax: torch.Tensor | None = None) -> torch.Tens
     return bad if absmax is None else torch.where(torch.isfinite(absmax).all(), bad, bad.clamp(min=1))
 
 
-def _converted(part: torch.Tensor, absmax: torch.Tensor | None, move: Move) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if move.scale is None:
-        return part.to(move.target_NK.dtype), None
-    if move.scheme is not None:
-        codes, scale = oracle.quantize(part, move.scheme)
+def _converted(
+    part: torch.Tensor, absmax: torch.Tensor | None, write: RowWrite
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if isinstance(write, CopyWrite):
+        return part.to(write.target.dtype), None
+    if isinstance(write, SchemeWrite):
+        codes, scale = oracle.quantize(part, write.scheme)
         return codes, scale.view(len(part), -1)
-    return CONVERSIONS[move.kind](move, part, absmax)
+    return CONVERSIONS[write.kind](write, part, absmax)
 
 
-def _put(values: torch.Tensor, scale: torch.Tensor | None, start: int, move: Move) -> None:
-    if move.place is None:
-        move.target_NK[start : start + len(values)].copy_(values)
+def _put(values: torch.Tensor, scale: torch.Tensor | None, start: int, write: RowWrite) -> None:
+    if write.layout is None:
+        write.target[start : start + len(values)].copy_(values)
     else:
-        move.place.write(move.first_row + start, values)
+        write.layout.write(write.first_row + start, values)
     if scale is not None:
-        per = oracle.BLOCK if move.kind == "fp8_blocks" else 1
-        move.scale[start // per : start // per + len(scale)].copy_(scale)
+        per = oracle.BLOCK if write.kind == "fp8_blocks" else 1
+        write.scale[start // per : start // per + len(scale)].copy_(scale)
 
 
-def _account(values: torch.Tensor, scale: torch.Tensor | None, start: int, move: Move, counters: Counters) -> None:
+def _account(values: torch.Tensor, scale: torch.Tensor | None, start: int, write: RowWrite, counters: Counters) -> None:
     """Count the changed codes and the digest of rows that are about to be written."""
-    first = move.first_row + start
+    first = write.first_row + start
     found = sum_of_rows(values, first)
     if scale is not None:
         compared = sampled(first, len(values))
-        old = _resident_rows(move, start, compared, len(values))
+        old = _resident_rows(write, start, compared, len(values))
         counters.totals[0, 0] += (old.view(torch.int8) != values[compared].view(torch.int8)).sum()
-        found += 3 * sum_of_rows(oracle.as_matrix(scale), _first_scale(move, start))
-    counters.totals[0, 1:3] += modulo.halves(modulo.times(found, torch.full_like(found, move.weight)))
+        found += 3 * sum_of_rows(oracle.as_matrix(scale), _first_scale(write, start))
+    counters.totals[0, 1:3] += modulo.halves(modulo.times(found, torch.full_like(found, write.weight)))
 
 
-def _first_scale(move: Move, start: int) -> int:
-    """Return the row of all scales that belongs to row `start` of the move."""
-    if move.kind != "fp8_blocks":
-        return move.first_row + start
-    blocks = move.first_row // oracle.BLOCK if move.first_block is None else move.first_block
+def _first_scale(write: RowWrite, start: int) -> int:
+    """Return the row of all scales that belongs to row `start` of the write."""
+    if write.kind != "fp8_blocks":
+        return write.first_row + start
+    blocks = write.first_row // oracle.BLOCK if write.first_block is None else write.first_block
     return blocks + start // oracle.BLOCK
 
 
-def _resident_rows(move: Move, start: int, rows: slice, count: int) -> torch.Tensor:
-    """Some of `count` rows from row `start` of the move on, as they are before they are written."""
-    if move.place is None:
-        return move.target_NK[start : start + count][rows]
-    first = move.first_row + start
-    return move.place[first + rows.start : first + min(rows.stop, count) : rows.step]
+def _resident_rows(write: RowWrite, start: int, rows: slice, count: int) -> torch.Tensor:
+    """Some of `count` rows from row `start` of the write on, as they are before they are written."""
+    if write.layout is None:
+        return write.target[start : start + count][rows]
+    first = write.first_row + start
+    return write.layout[first + rows.start : first + min(rows.stop, count) : rows.step]
 
 
 def sum_of_rows(values_NK: torch.Tensor, first_row: int) -> torch.Tensor:
@@ -143,7 +149,7 @@ def sum_of_rows(values_NK: torch.Tensor, first_row: int) -> torch.Tensor:
     return _weighted(_sums(values_NK, 0), first_row)
 
 
-def sum_of(tensor: torch.Tensor | Place, first_row: int = 0, first_column: int = 0) -> torch.Tensor:
+def sum_of(tensor: torch.Tensor | WeightLayout, first_row: int = 0, first_column: int = 0) -> torch.Tensor:
     """Compute `oracle.digest` of a whole tensor as int64 (), a few rows at a time."""
     matrix = oracle.as_matrix(tensor) if isinstance(tensor, torch.Tensor) else tensor
     rows, columns = matrix.shape

@@ -54,6 +54,6 @@ class ServingTable(dict[str, Serving]):
 
 
 def check_kind(kind: str, kinds: Collection[str], backend: str) -> None:
-    """Raise NoKernels unless the backend's refit kernels have rows of this kind (`Move.kind`)."""
+    """Raise NoKernels unless the backend's refit kernels have rows of this kind (`RowWrite.kind`)."""
     if kind not in kinds:
         raise NoKernels(f"{backend} has no refit kernels for {kind}; it has: {', '.join(kinds)}")

@@ -1,16 +1,43 @@
-"""Buffers of a quantized weight, and the product that computes with them: the same words on every device."""
+"""Buffers of a quantized weight, how rows lie in them, and the product that computes with them: on every device."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
-from ascend_quant.kernels.moves import Place
 from ascend_quant.schemes import SCHEMES, Scheme, definition_of
 
 CODES = {  # the dtypes that codes have while they are one to an element, by `Scheme.codes`
     scheme.codes: getattr(torch, definition_of(scheme).codes_dtype) for scheme in SCHEMES.values() if scheme.quantized
 }
+
+
+class WeightLayout(Protocol):
+    """Rows of a resident tensor that does not keep them as rows of elements side by side.
+
+    Attributes:
+        tensor: what the engine computes with.
+        shape: (N, K) of all rows.
+    """
+
+    tensor: torch.Tensor
+    shape: torch.Size
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        """Return a copy of some rows."""
+
+    def write(self, first: int, codes_NK: torch.Tensor) -> None:
+        """Put rows from number `first` on in their places."""
+
+    def sampled(self) -> torch.Tensor | None:
+        """A view of the memory that holds every SAMPLE-th row, and perhaps others; None where there is no such."""
+
+
+class RefreshedLayout(WeightLayout, Protocol):
+    """A layout that keeps what kernels read in another order than the refit writes it."""
+
+    def refresh(self) -> None:
+        """Bring that up to date, once a refit."""
 
 
 class Storage(NamedTuple):
@@ -20,13 +47,13 @@ class Storage(NamedTuple):
         codes: what the engine computes with.
         scale: as the refit writes it, see `oracle.quantize`.
         served_scale: as the engine reads it; often the same tensor.
-        place: where rows of codes are put, if they do not lie in `codes` as a checkpoint has them.
+        layout: puts rows of codes in their places, if they do not lie in `codes` as a checkpoint has them.
     """
 
     codes: torch.Tensor
     scale: torch.Tensor
     served_scale: torch.Tensor
-    place: Place | None = None
+    layout: WeightLayout | None = None
 
 
 def rows_as_they_are(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
@@ -42,9 +69,9 @@ def rows_as_they_are(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
     return Storage(codes, scale, scale)
 
 
-def in_place(place: Place, served_scale: torch.Tensor) -> Storage:
-    """int4 codes where `place` has them."""
-    return Storage(place.tensor, place.scales, served_scale, place)
+def laid_out(layout: WeightLayout, served_scale: torch.Tensor) -> Storage:
+    """int4 codes where `layout` has them."""
+    return Storage(layout.tensor, layout.scales, served_scale, layout)
 
 
 class Serving(NamedTuple):

@@ -11,7 +11,6 @@ A bucket is a number of rows (tokens); rows take the smallest bucket that holds 
 import json
 import logging
 import os
-import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
@@ -20,18 +19,13 @@ from typing import NamedTuple
 import torch
 
 from ascend_quant.documents import BadDocument, parse_json, read_text
+from ascend_quant.kernels.tuned_reader import BadTable, Choice, ChoicesReader
 from ascend_quant.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
 SHIPPED = Path(__file__).parent / "tuned"
 VLLM = ("cutlass", "vllm")  # ways that are vLLM's own
-NUMBER = re.compile(r"[1-9][0-9]{0,8}")
-BLOCK = re.compile(r"block_[mnk]|(up|down)_[nk]")  # fields that hold sides of a tile
-WARPS = re.compile(r"((up|down)_)?warps")
-MORE = (0, 64)  # tokens of HopperTiles.more: one warp group's
-ADDED = ("more",)  # fields that older files lack
-LEAST_BLOCK, LARGEST = 16, 4096  # what a tensor core takes; above all that fits into a processor
 
 
 class Tiles(NamedTuple):
@@ -118,12 +112,7 @@ KINDS = {
     "linear": Kind(("n", "k"), {"cutlass": {}, "triton": Tiles.__annotations__, "hopper": HopperTiles.__annotations__}),
     "experts": Kind(("experts", "width", "hidden", "top"), {"triton": GroupedTiles.__annotations__}),
 }
-Choice = dict[str, int | bool | str]  # "by": a way; its fields
 Table = dict[str, dict[tuple[int, ...], dict[int, Choice]]]  # kind, shape, bucket
-
-
-class BadTable(ValueError):
-    """A file of choices that says something else than choices; names the file and the place."""
 
 
 def find(kind: str, shape: tuple[int, ...], rows: int, beyond: bool = True) -> Choice | None:
@@ -172,7 +161,7 @@ def load(file: Path) -> Table:
             logger.warning("%s is ignored, it cannot be read: %s", file, error.__cause__)
             return {}
         raise BadTable(f"{error}; fix or delete it") from error
-    read = _Reader(file)
+    read = ChoicesReader(file)
     return {
         kind: {
             read.numbers(shape, f"{kind}.{shape}", KINDS[kind].axes): {
@@ -220,54 +209,6 @@ def forget() -> None:
     """Read the files again at the next `find`."""
     for cached in (_find, _gpu, _read):
         cached.cache_clear()
-
-
-class _Reader(NamedTuple):
-    """The reader of a file of choices, which says which place of which file is wrong."""
-
-    file: Path
-
-    def object(self, value: object, place: str) -> dict:
-        return value if isinstance(value, dict) else self._refuse(place, f"{value!r:.80} is no object")
-
-    def known(self, name: object, names: Mapping, place: str) -> bool:
-        if not (isinstance(name, str) and name in names):
-            self._refuse(place, f"{name!r:.80} is none of {', '.join(names)}")
-        return True
-
-    def numbers(self, text: str, place: str, axes: tuple[str, ...]) -> tuple[int, ...]:
-        parts = text.split("x")
-        if len(parts) != len(axes) or not all(map(NUMBER.fullmatch, parts)):
-            self._refuse(place, f"{text!r:.80} is not {'x'.join(axes)}, numbers above 0")
-        return tuple(map(int, parts))
-
-    def choice(self, value: object, ways: Mapping[str, Mapping[str, type]], place: str) -> Choice:
-        choice = self.object(value, place)
-        self.known(choice.get("by"), ways, f"{place}.by")
-        fields = ways[choice["by"]]
-        for name in choice.keys() - {"by"}:
-            self.known(name, fields, place)
-        for name, kind in fields.items():
-            if name not in choice and name in ADDED:
-                continue
-            found, least = choice.get(name), least_of(name)
-            if type(found) is not kind:
-                self._refuse(f"{place}.{name}", f"{found!r:.80} is no {kind.__name__}")
-            if kind is int and not least <= found <= LARGEST:
-                self._refuse(f"{place}.{name}", f"{found!r:.80} is no int from {least} to {LARGEST}")
-            if (BLOCK.fullmatch(name) or WARPS.fullmatch(name)) and found & (found - 1):
-                self._refuse(f"{place}.{name}", f"{found} is no power of 2, as Triton needs one")
-            if name == "more" and found not in MORE:
-                self._refuse(f"{place}.{name}", f"{found} is none of {', '.join(map(str, MORE))}")
-        return choice
-
-    def _refuse(self, place: str, why: str):
-        raise BadTable(f"{self.file}: {' '.join(place.split()):.200}: {why}; fix or delete it")
-
-
-def least_of(name: str) -> int:
-    """The least value of a choice's field that is a number; `ahead` steps and `more` tokens there may be none."""
-    return LEAST_BLOCK if BLOCK.fullmatch(name) else int(name not in ("ahead", "more"))
 
 
 @lru_cache(maxsize=1 << 16)

@@ -57,7 +57,7 @@ def why_unknown(model_type: str) -> str | None:
 
 def is_served(qkv: ResidentWeight) -> bool:
     """Return whether each row is kept as a row, and has one scale or none."""
-    return qkv.place is None and (not qkv.codes or type(qkv) in (QuantizedWeight, TensorScaledWeight))
+    return qkv.layout is None and (not qkv.codes or type(qkv) in (QuantizedWeight, TensorScaledWeight))
 
 
 class KeyBalance(Check):

@@ -4,7 +4,8 @@ session.py        `Refit`: open, write, close
 serving_state.py  whether the engine may serve: failed refits, sleep
 check.py          what else belongs to a refit: a tied head, smoothing, scales of a KV cache
 plan.py           which rows each tensor ends in, learnt from one refit through the loaders
-resident.py       the engine's buffers, and which of their rows are written
+resident.py       the engine's buffers, and what a shard writes into them (matrices.py)
+row_buffer.py     which of their rows are written
 scales.py         those whose scales are shared otherwise than by rows
 batch.py          writes on their way to the kernels; NaN and infinity
 kernel_warm_up.py kernels compiled before the first refit

@@ -10,7 +10,7 @@ import torch
 
 from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.events import KernelClock
-from ascend_quant.kernels.moves import Job, Move, Moves
+from ascend_quant.kernels.writes import Job, RowWrite, WriteBatch
 from ascend_quant.transfer.errors import RefitError
 from ascend_quant.transfer.prequantized import parted
 
@@ -28,7 +28,7 @@ class Batch:
         self.counters = self.kernels.Counters(device, sparing)
         self.clock = KernelClock(device)
         self._jobs: list[Job] = []
-        self._single: list[tuple[Move, torch.Tensor, int]] = []
+        self._single: list[tuple[RowWrite, torch.Tensor, int]] = []
         self._sources: list[tuple[str, int]] = []
 
     def new_sources(self, sources: Sequence[tuple[str, int]]) -> int:
@@ -36,13 +36,13 @@ class Batch:
         self._sources += sources
         return self.counters.new_slots(len(sources))
 
-    def add(self, moves: Moves, tensors: Sequence[torch.Tensor], addresses: Sequence[int], first: int) -> None:
-        """Queue moves of tensors that are numbered in a row."""
-        self._jobs.append(Job(moves, tensors, addresses, np.arange(first, first + len(tensors))))
+    def add(self, writes: WriteBatch, tensors: Sequence[torch.Tensor], addresses: Sequence[int], first: int) -> None:
+        """Queue writes of tensors that are numbered in a row."""
+        self._jobs.append(Job(writes, tensors, addresses, np.arange(first, first + len(tensors))))
 
-    def add_single(self, move: Move, source: torch.Tensor, number: int) -> None:
-        """Queue a move."""
-        self._single.append((move, source, number))
+    def add_single(self, write: RowWrite, source: torch.Tensor, number: int) -> None:
+        """Queue a write."""
+        self._single.append((write, source, number))
 
     def flush(self) -> None:
         """Start all waiting writes; where reading a counter costs nothing, check them at once."""

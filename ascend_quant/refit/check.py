@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from ascend_quant.kernels.moves import Move
+from ascend_quant.kernels.writes import RowWrite
 from ascend_quant.refit.plan import Entry
 from ascend_quant.refit.receipt import Report
 from ascend_quant.refit.received import Received
@@ -46,7 +46,7 @@ class Check:
     def begin(self) -> None:
         """A refit begins."""
 
-    def extra_writes(self, resident: ResidentWeight) -> Iterable[tuple[Move, torch.dtype]]:
+    def extra_writes(self, resident: ResidentWeight) -> Iterable[tuple[RowWrite, torch.dtype]]:
         """Yield examples of writes that only this check leads to, whose kernels are to be compiled ahead."""
         return ()
 

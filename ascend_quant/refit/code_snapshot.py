@@ -1,6 +1,6 @@
 """The sampled codes in host memory while a sleep discards those in the buffers, for the receipt's `changed` alone.
 
-A refit compares what it writes with the codes that it overwrites, in every 64th row (`moves.SAMPLE`). Sleep level 2
+A refit compares what it writes with the codes that it overwrites, in every 64th row (`counters.SAMPLE`). Sleep level 2
 forgets the buffers' bytes; so these rows are copied to the host before it and put back after it, and the next refit
 finds what it would have found without the sleep. Nothing is served from them: until that refit the engine refuses.
 

@@ -6,27 +6,27 @@ from collections.abc import Iterator
 import torch
 
 from ascend_quant.kernels import kernels_for
-from ascend_quant.kernels.moves import Move
+from ascend_quant.kernels.writes import RowWrite
 from ascend_quant.refit.session import Refit
 
 SENT_AS = (torch.bfloat16, torch.float32)  # by trainers
 
 
-def prepare(refit: Refit, coded: bool = False) -> float:
+def prepare(refit: Refit, prequantized: bool = False) -> float:
     """Compile the kernels of refits from tensors on the engine's device, and of these tensors' digests.
 
     Args:
-        coded: for pre-quantized tensors (transfer/prequantized.py), which few trainers send, in place of weights.
+        prequantized: for tensors that come pre-quantized (transfer/prequantized.py), as few trainers send them.
 
     Returns:
         Seconds.
     """
     device, start = refit.residents[0].tensor.device, time.perf_counter()
-    kernels_for(device).prepare(device, _of_prequantized(refit) if coded else _of_weights(refit))
+    kernels_for(device).prepare(device, _of_prequantized(refit) if prequantized else _of_weights(refit))
     return time.perf_counter() - start
 
 
-def _of_weights(refit: Refit) -> Iterator[tuple[Move, torch.dtype]]:
+def _of_weights(refit: Refit) -> Iterator[tuple[RowWrite, torch.dtype]]:
     for resident in refit.residents:
         if resident.row_count and resident.row_length:
             yield from ((resident.example(), dtype) for dtype in SENT_AS)
@@ -34,7 +34,7 @@ def _of_weights(refit: Refit) -> Iterator[tuple[Move, torch.dtype]]:
                 yield from check.extra_writes(resident)
 
 
-def _of_prequantized(refit: Refit) -> Iterator[tuple[Move, torch.dtype]]:
+def _of_prequantized(refit: Refit) -> Iterator[tuple[RowWrite, torch.dtype]]:
     for resident in refit.residents:
         if resident.takes_codes and resident.row_count and resident.row_length:
-            yield resident.example(coded=True), resident.data.dtype
+            yield resident.example(prequantized=True), resident.data.dtype

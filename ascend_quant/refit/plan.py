@@ -1,7 +1,7 @@
 """A refit plan: which resident rows each tensor of the trainer ends in, learnt from one refit through the loaders.
 
 An engine's loaders take tens of microseconds of Python a tensor. Where a tensor went the first time, with its shape,
-is where it goes every time; so later refits look its moves up by name. What cannot be known that way (a loader that
+is where it goes every time; so later refits look its writes up by name. What cannot be known that way (a loader that
 rearranged the tensor first, padding) keeps going through the loader.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch._C._dynamo.guards import TensorGuards
 
-from ascend_quant.kernels.moves import Move, Moves
+from ascend_quant.kernels.writes import CopyWrite, RowWrite, WriteBatch
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.transfer.prequantized import parted
 from ascend_quant.transfer.validate import NamedTensor, check_sent, is_plain, lies_as_read, sent_twice
@@ -43,39 +43,39 @@ class Entry:
 
     Attributes:
         shape: the tensor's.
-        moves: the parts of the contiguous tensor and their places; empty for one that this rank has no use for.
-        by_loader: the moves do not tell the whole story: ask the loader every time.
+        writes: the parts of the contiguous tensor and where they go; empty for one that this rank has no use for.
+        by_loader: the writes do not tell the whole story: ask the loader every time.
         skipped: the engine's own loader leaves the tensor out by design.
-        coded: the tensor holds codes and their scales.
+        prequantized: the tensor holds codes and their scales.
     """
 
     shape: torch.Size
-    moves: list[tuple[ResidentWeight, Move]] = field(default_factory=list)
+    writes: list[tuple[ResidentWeight, RowWrite]] = field(default_factory=list)
     by_loader: bool = False
     skipped: bool = False
-    coded: bool = False
+    prequantized: bool = False
 
     @property
     def is_idle(self) -> bool:
         """True if this rank has no use for the tensor."""
-        return not self.moves and not self.by_loader
+        return not self.writes and not self.by_loader
 
-    def add(self, resident: ResidentWeight, move: Move) -> None:
-        """Note a move, joined to the last one if it goes on there: a stack of experts becomes one."""
-        if self.moves and self.moves[-1][0] is resident and self.moves[-1][1].followed_by(move):
-            move = self.moves.pop()[1].joined(move)
-        self.moves.append((resident, move))
+    def add(self, resident: ResidentWeight, write: RowWrite) -> None:
+        """Note a write, joined to the last one if it goes on there: a stack of experts becomes one."""
+        if self.writes and self.writes[-1][0] is resident and self.writes[-1][1].followed_by(write):
+            write = self.writes.pop()[1].joined(write)
+        self.writes.append((resident, write))
 
     def is_matched_by(self, other: "Entry | None") -> bool:
         """Return whether another refit's entry of the same name wrote as much."""
         if other is None:
             return self.is_idle
-        return sum(move.rows for _, move in other.moves) >= sum(move.rows for _, move in self.moves)
+        return sum(write.rows for _, write in other.writes) >= sum(write.rows for _, write in self.writes)
 
     def fits(self, tensor: torch.Tensor) -> bool:
-        """Return whether the moves tell where this tensor goes; a loader refuses by name what may not go there."""
-        as_learnt = lies_as_read(tensor) if self.coded else is_plain(tensor)
-        taken = all(resident.takes(tensor.dtype, self.coded) for resident, _ in self.moves)
+        """Return whether the writes tell where this tensor goes; a loader refuses by name what may not go there."""
+        as_learnt = lies_as_read(tensor) if self.prequantized else is_plain(tensor)
+        taken = all(resident.takes(tensor.dtype, self.prequantized) for resident, _ in self.writes)
         return not self.by_loader and tensor.shape == self.shape and as_learnt and taken
 
 
@@ -92,9 +92,9 @@ class Call:
         skipped: names of those that the engine's own loader leaves out by design.
         rest: positions of those that the loader must take.
         entries: of all but these.
-        moves: what is done with the taken ones; `rows` tells how many rows of which resident that writes.
-        edges: blocks that the moves have a part in, see `edges_of`.
-        tensors, bytes: how much is written by the moves.
+        writes: those of the taken ones; `rows` tells how many rows of which resident these are.
+        edges: blocks that the writes have a part in, see `edges_of`.
+        tensors, bytes: how much is written by them.
     """
 
     def __init__(self, weights: Sequence[NamedTensor], entries: Mapping[str, Entry]):
@@ -109,32 +109,32 @@ class Call:
         self.rows: Counter[ResidentWeight] = Counter()
         self.edges: set[tuple[ResidentWeight, int]] = set()
         self.tensors = self.bytes = 0
-        moves: list[Move] = []
-        takes: list[int] = []
-        for take, i in enumerate(self.taken):
+        writes: list[RowWrite] = []
+        source_index: list[int] = []
+        for index, i in enumerate(self.taken):
             name, tensor = weights[i]
             if (entry := self.entries[name]).fits(tensor):
-                moves += (move for _, move in entry.moves)
-                takes += [take] * len(entry.moves)
+                writes += (write for _, write in entry.writes)
+                source_index += [index] * len(entry.writes)
                 self._count_rows(entry)
                 self.tensors += 1
                 self.bytes += tensor.nbytes
             else:
                 self.rest.append(i)
                 del self.entries[name]
-        self.moves = Moves(moves, takes)
+        self.writes = WriteBatch(writes, source_index)
         taken = [weights[i][1] for i in self.taken]
         self._facts = [facts_of(tensor) for tensor in taken]
         # torch.compile's: they compare all tensors in one call, in a fourth of the time, and may say no too often
         self._guards = TensorGuards(*taken, dynamic_dims_sizes=None, dynamic_dims_strides=None)
 
     def _count_rows(self, entry: Entry) -> None:
-        for resident, move in entry.moves:
-            self.rows[resident] += move.rows
-            self.edges |= edges_of(resident, [move])
+        for resident, write in entry.writes:
+            self.rows[resident] += write.rows
+            self.edges |= edges_of(resident, [write])
 
     def addresses(self, weights: Sequence[NamedTensor]) -> list[int] | None:
-        """Return the addresses of the taken tensors; None if names, or what moves depend on, are not this call's."""
+        """Return the addresses of the taken tensors; None if names, or what writes depend on, are not this call's."""
         names, tensors = zip(*weights, strict=True)
         if names != self.names:
             return None
@@ -158,13 +158,14 @@ class Call:
         return addresses
 
 
-def edges_of(resident: ResidentWeight, moves: Sequence[Move]) -> set[tuple[ResidentWeight, int]]:
-    """Blocks of a resident, by their first rows, of which moves keep some rows until the others have come."""
-    return {(resident, move.block) for move in moves if move.block is not None}
+def edges_of(resident: ResidentWeight, writes: Sequence[RowWrite]) -> set[tuple[ResidentWeight, int]]:
+    """Blocks of a resident, by their first rows, of which writes keep some rows until the others have come."""
+    copies = (write for write in writes if isinstance(write, CopyWrite))
+    return {(resident, write.edge_block) for write in copies if write.edge_block is not None}
 
 
 def facts_of(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, bool, bool]:
-    """Return the facts of a tensor that moves depend on; codes have them too, though they are no plain floats."""
+    """Return the facts of a tensor that writes depend on; codes have them too, though they are no plain floats."""
     return tensor.shape, tensor.dtype, tensor.is_cpu, lies_as_read(tensor)
 
 
@@ -210,7 +211,7 @@ class Plan:
         found: tuple[list[str], list[str]] = ([], [])
         for name, entry in self.entries.items():
             if not entry.is_idle:
-                may = not entry.by_loader and all(resident.takes_codes for resident, _ in entry.moves)
+                may = not entry.by_loader and all(resident.takes_codes for resident, _ in entry.writes)
                 found[not may].append(parted(name)[0])
         return found
 

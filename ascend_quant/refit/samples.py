@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ascend_quant.kernels.moves import Place
+from ascend_quant.kernels.storage import WeightLayout
 from ascend_quant.refit.resident import ResidentWeight
 
 PIECES, PIECE = 4, 4096
@@ -36,7 +36,7 @@ class Samples:
         return list(dict.fromkeys(name for (name, piece), part in each if not torch.equal(piece, part)))
 
 
-def _pieces(tensor: torch.Tensor | Place) -> Iterator[torch.Tensor]:
+def _pieces(tensor: torch.Tensor | WeightLayout) -> Iterator[torch.Tensor]:
     """Yield the sampled bytes of a tensor; none of a device's own layout that offers no view of its memory."""
     if not isinstance(tensor, torch.Tensor):
         if tensor.sampled() is None:

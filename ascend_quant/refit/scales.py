@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
-from ascend_quant.kernels.moves import Move, Place, RefreshedPlace
+from ascend_quant.kernels.storage import RefreshedLayout, WeightLayout
+from ascend_quant.kernels.writes import CopyWrite, Fp8Write, Int4Write, RowWrite, SchemeWrite
 from ascend_quant.oracle import BLOCK
-from ascend_quant.refit.resident import Piece, QuantizedWeight, ResidentWeight
+from ascend_quant.refit.matrices import Piece
+from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 from ascend_quant.schemes import Scheme, definition_of
 from ascend_quant.transfer.errors import RefitError
 
@@ -26,16 +28,16 @@ class TensorScaledWeight(QuantizedWeight):
 
     of_tensors, takes_codes = True, False
 
-    def _move(self, piece: Piece, base: torch.Tensor, exact: bool) -> Move:
-        move = super()._move(piece, base, exact)
-        start, length = move.whole or (move.offset, move.target_NK.shape[1])
+    def _write_of_bf16(self, piece: Piece, base: torch.Tensor) -> RowWrite:
+        write = Fp8Write(**self._where(piece, base))
+        start, length = write.whole or (write.offset, write.target.shape[1])
         fits = base.dim() == 2 and base.is_contiguous() and base.shape[1] == length and start % length == 0
-        if not fits or (move.rows > 1 and (move.row_stride, move.column_stride) != (length, 1)):
+        if not fits or (write.rows > 1 and (write.row_stride, write.column_stride) != (length, 1)):
             raise RefitError(
                 f"{self.name}: the engine rearranges what it takes of a tensor of shape {tuple(base.shape)}, so its "
                 "scale cannot be found; use scheme fp8"
             )
-        return replace(move, row_stride=length, among=(start // length, base.shape[0]))
+        return replace(write, row_stride=length, tensor_rows=(start // length, base.shape[0]))
 
 
 class BlockScaledWeight(QuantizedWeight):
@@ -52,20 +54,21 @@ class BlockScaledWeight(QuantizedWeight):
         self.matrix_rows, self.matrix_blocks = self.data.shape[-2], self.scale.shape[-2]
         self._edges: dict[int, torch.Tensor] = {}  # by the number of a block's first row
 
-    def tensors(self) -> list[tuple[torch.Tensor | Place, int]]:
+    def tensors(self) -> list[tuple[torch.Tensor | WeightLayout, int]]:
         return [(self.data, self.weight), (self.scale, 3 * self.weight)]
 
-    def edge_move(self, first_row: int) -> tuple[Move, torch.Tensor]:
+    def edge_write(self, first_row: int) -> tuple[RowWrite, torch.Tensor]:
         edge = self._edges[first_row]
-        target_NK = self.data.flatten(0, -2)[first_row : first_row + len(edge)]
-        where = {"first_row": first_row, "weight": self.weight, "first_block": self._block(first_row)}
-        return Move.of(edge, target_NK, self._scales(first_row, len(edge)), **where), edge
+        target = self.data.flatten(0, -2)[first_row : first_row + len(edge)]
+        scale, first_block = self._scales(first_row, len(edge)), self._block(first_row)
+        where = {"first_row": first_row, "weight": self.weight, "scale": scale, "first_block": first_block}
+        return Fp8Write.of(edge, target, **where), edge
 
-    def _checked(self, shard: torch.Tensor, whole: torch.Tensor | None, given: torch.Tensor | None) -> None:
+    def _checked(self, shard: torch.Tensor, whole: torch.Tensor | None, static_scale: torch.Tensor | None) -> None:
         """Return None, no whole rows: every rank has blocks of its own."""
 
     def _pieces(
-        self, shard: torch.Tensor, view: torch.Tensor, whole: torch.Tensor | None, given: torch.Tensor | None
+        self, shard: torch.Tensor, view: torch.Tensor, whole: torch.Tensor | None, static_scale: torch.Tensor | None
     ) -> Iterator[Piece]:
         if view.dim() == 3:
             for source_NK, target_NK in zip(shard, view, strict=True):
@@ -84,16 +87,18 @@ class BlockScaledWeight(QuantizedWeight):
         whole_to = last if stop == last else max(start, whole_from)
         return pairwise(sorted({first, whole_from, whole_to, last}))
 
-    def _move(self, piece: Piece, base: torch.Tensor, exact: bool) -> Move:
-        move = super()._move(piece, base, exact)
-        first, last = move.first_row, move.first_row + move.rows
+    def _write_of_bf16(self, piece: Piece, base: torch.Tensor) -> RowWrite:
+        where = self._where(piece, base)
+        first = where["first_row"]
+        last = first + len(piece.target)
         start, stop = self._block_rows(first)
         if start == first and self._block_rows(last - 1)[1] == last:
-            return replace(move, scale=self._scales(first, move.rows), first_block=self._block(first))
+            return Fp8Write(scale=self._scales(first, last - first), first_block=self._block(first), **where)
         if start not in self._edges:
             shape = (stop - start, self.row_length)
             self._edges[start] = torch.zeros(shape, dtype=torch.bfloat16, device=self.data.device)
-        return replace(move, target_NK=self._edges[start][first - start : last - start], weight=0, block=start)
+        kept: dict[str, Any] = {"target": self._edges[start][first - start : last - start], "weight": 0}
+        return CopyWrite(edge_block=start, **where | kept)
 
     def _block_rows(self, row: int) -> tuple[int, int]:
         """The first row of the block that a row is in, and the one behind its last."""
@@ -121,10 +126,10 @@ class ScaledRowsWeight(QuantizedWeight):
         """The number of scales of a row."""
         return self.scale.shape[-1]
 
-    def tensors(self) -> list[tuple[torch.Tensor | Place, int]]:
-        return [(self.place or self.data, self.weight), (self.scale, 3 * self.weight)]
+    def tensors(self) -> list[tuple[torch.Tensor | WeightLayout, int]]:
+        return [(self.layout or self.data, self.weight), (self.scale, 3 * self.weight)]
 
-    def _checked(self, shard: torch.Tensor, whole: torch.Tensor | None, given: torch.Tensor | None) -> None:
+    def _checked(self, shard: torch.Tensor, whole: torch.Tensor | None, static_scale: torch.Tensor | None) -> None:
         """Return None: what shares a scale is whole on every rank."""
 
     def _scale_of(self, view: torch.Tensor) -> torch.Tensor:
@@ -134,16 +139,15 @@ class ScaledRowsWeight(QuantizedWeight):
 
 
 class GroupScaledWeight(ScaledRowsWeight):
-    """int4 codes where a place has them, and BF16 scales (.., N, K / group)."""
+    """int4 codes where a layout has them, and BF16 scales (.., N, K / group)."""
 
-    place: RefreshedPlace
+    layout: RefreshedLayout
 
     def refresh(self) -> None:
-        self.place.refresh()
+        self.layout.refresh()
 
-    def _move(self, piece: Piece, base: torch.Tensor, exact: bool) -> Move:
-        move = super()._move(piece, base, exact)
-        return replace(move, group=self.row_length // self.per_row)
+    def _write_of_bf16(self, piece: Piece, base: torch.Tensor) -> RowWrite:
+        return Int4Write(group=self.row_length // self.per_row, **self._where(piece, base))
 
 
 class DefinedWeight(ScaledRowsWeight):
@@ -157,9 +161,8 @@ class DefinedWeight(ScaledRowsWeight):
         super().__init__(*arguments, **more)
         self.scheme = scheme
 
-    def _move(self, piece: Piece, base: torch.Tensor, exact: bool) -> Move:
-        move = super()._move(piece, base, exact)
-        return replace(move, scheme=self.scheme)
+    def _write_of_bf16(self, piece: Piece, base: torch.Tensor) -> RowWrite:
+        return SchemeWrite(scheme=self.scheme, **self._where(piece, base))
 
 
 BY_SHARING = {

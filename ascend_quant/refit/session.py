@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ascend_quant.kernels.moves import Move
+from ascend_quant.kernels.writes import RowWrite
 from ascend_quant.names import LeftOut, Unquantized
 from ascend_quant.refit.batch import Batch
 from ascend_quant.refit.check import Check
@@ -140,7 +140,7 @@ class Refit(ServingState):
         self._entries |= call.entries
         self._skipped.update(call.skipped)
         first = batch.new_sources(call.sources)
-        batch.add(call.moves, [weights[i][1] for i in call.taken], addresses, first)
+        batch.add(call.writes, [weights[i][1] for i in call.taken], addresses, first)
         for resident, rows in call.rows.items():
             resident.unwritten -= rows
         self._edges |= call.edges
@@ -155,27 +155,27 @@ class Refit(ServingState):
         shard: torch.Tensor,
         whole: torch.Tensor | None = None,
         base: torch.Tensor | None = None,
-        exact: bool = False,
-        given: torch.Tensor | None = None,
-        coded: bool = False,
-    ) -> list[Move]:
+        skip_bf16_cast: bool = False,
+        static_scale: torch.Tensor | None = None,
+        prequantized: bool = False,
+    ) -> list[RowWrite]:
         """Queue the writes of `shard` into `view`, whole rows of `resident`.
 
         Args:
             slot: from `batch.new_sources`, one a tensor: two tensors may not write the same rows.
             whole: the complete rows that `shard` is a slice of, if it is one.
-            base: the tensor that `shard` is a view of, which the moves shall be relative to.
-            exact, given, coded: how it is quantized, see `ResidentWeight.moves`.
+            base: the tensor that `shard` is a view of, which the writes shall be relative to.
+            skip_bf16_cast, static_scale, prequantized: how it is quantized, see `ResidentWeight.writes`.
 
         Raises:
-            RefitError: see `ResidentWeight.moves`.
+            RefitError: see `ResidentWeight.writes`.
         """
         base = shard if base is None else base
-        moves = resident.moves(view, shard, whole, slot, base, exact, given, coded)
-        for move in moves:
-            self.batch.add_single(move, base, slot)
-        self._edges |= edges_of(resident, moves)
-        return moves
+        writes = resident.writes(view, shard, whole, slot, base, skip_bf16_cast, static_scale, prequantized)
+        for write in writes:
+            self.batch.add_single(write, base, slot)
+        self._edges |= edges_of(resident, writes)
+        return writes
 
     def record(self, name: str, entry: Entry) -> None:
         """Note where a loader put a tensor, for the plan of the next refits."""
@@ -198,8 +198,8 @@ class Refit(ServingState):
         self._by_plan = False
         for entry in self._entries.values():
             if not entry.by_loader:
-                for resident, move in entry.moves:
-                    resident.mark(move)
+                for resident, write in entry.writes:
+                    resident.mark(write)
 
     def missing(self) -> list[str]:
         """Checkpoint names of what this refit has not written yet."""
@@ -263,8 +263,8 @@ class Refit(ServingState):
     def _write_edges(self) -> None:
         """Quantize the blocks that several tensors have a part in."""
         for resident, first_row in self._edges:
-            move, source = resident.edge_move(first_row)
-            self.batch.add_single(move, source, self.batch.new_sources([(resident.name, source.numel())]))
+            write, source = resident.edge_write(first_row)
+            self.batch.add_single(write, source, self.batch.new_sources([(resident.name, source.numel())]))
         self.flush()
 
     def _check_complete(self) -> None:

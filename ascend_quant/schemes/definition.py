@@ -61,7 +61,7 @@ class Definition:
     Attributes:
         codes_dtype: torch's name of the dtype of what `quantize` returns; None where weights keep their dtype.
         bits: of a code in memory and in files.
-        kind: the kernels' own word for how rows become codes (`kernels.moves.Move.kind`); None where they call
+        kind: the kernels' own word for how rows become codes (`kernels.writes.RowWrite.kind`); None where they call
             `quantize`, a few whole rows at a time, which is then free to give each row any scales (N, S).
         largest: the code of a tile's largest magnitude, where scale = absmax / largest, so that `convert` can work in
             place; None where only `quantize` knows.

@@ -69,9 +69,9 @@ def written(storage: Storage, scheme: Scheme, w_NK: torch.Tensor, device: torch.
     Args:
         w_NK: (.., N, K).
     """
-    place, codes = storage.place, storage.codes
-    data = codes if place is None else torch.empty(w_NK.shape, dtype=torch.int8, device="meta")
-    resident = resident_class(scheme)("w", data, storage.scale, w_NK.shape[-1], place=place)
+    layout, codes = storage.layout, storage.codes
+    data = codes if layout is None else torch.empty(w_NK.shape, dtype=torch.int8, device="meta")
+    resident = resident_class(scheme)("w", data, storage.scale, w_NK.shape[-1], layout=layout)
     refit, there = Refit([resident]), w_NK.to(device)
     ends = [0, len(w_NK)] if scheme.shares == "tensor" else sorted({0, len(w_NK) // 3, len(w_NK) // 2, len(w_NK)})
     with refit.session():
@@ -81,7 +81,7 @@ def written(storage: Storage, scheme: Scheme, w_NK: torch.Tensor, device: torch.
     wanted, scale = oracle.quantize(w_NK.flatten(0, -2), scheme)
     if scheme.shares == "tensor":
         scale = scale.expand(len(wanted))
-    found = {"codes": (codes if place is None else place[0 : len(w_NK.flatten(0, -2))], wanted)}
+    found = {"codes": (codes if layout is None else layout[0 : len(w_NK.flatten(0, -2))], wanted)}
     found["scales"] = storage.scale.reshape(scale.shape), scale
     problems = [f"{what}: {apart}" for what, pair in found.items() if (apart := differing(*pair))]
     weights = [resident.weight, 3 * resident.weight]

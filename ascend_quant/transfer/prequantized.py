@@ -14,8 +14,8 @@ from itertools import accumulate
 import torch
 
 from ascend_quant.kernels import kernels_for
-from ascend_quant.kernels.moves import SCALE_BYTES, Job, Move
 from ascend_quant.kernels.storage import CODES
+from ascend_quant.kernels.writes import SCALE_BYTES, Fp8Write, Int8Write, Job
 from ascend_quant.schemes import SCHEMES, Scheme
 from ascend_quant.transfer.errors import RefitError
 from ascend_quant.transfer.validate import NamedTensor, lies_as_read
@@ -81,13 +81,14 @@ def encode(parts: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], scheme: 
     kernels = kernels_for(device)
     ends = [*accumulate(len(w_NK) for w_NK, _ in pairs)]
     scale = torch.empty(ends[-1], dtype=torch.float32, device=device)
-    moves = [
-        Move.of(w_NK, sent_NL[:, :-TAIL], scale[end - len(sent_NL) : end])
+    kind = Int8Write if codes_dtype(scheme) == torch.int8 else Fp8Write
+    writes = [
+        kind.of(w_NK, sent_NL[:, :-TAIL], scale=scale[end - len(sent_NL) : end])
         for (w_NK, sent_NL), end in zip(pairs, ends, strict=True)
     ]
     counters = kernels.Counters(device)
-    counters.new_slots(len(moves))
-    kernels.write([Job.of_each(moves, [w_NK for w_NK, _ in pairs], range(len(moves)))], counters, receipt=False)
+    counters.new_slots(len(writes))
+    kernels.write([Job.of_each(writes, [w_NK for w_NK, _ in pairs], range(len(writes)))], counters, receipt=False)
     _put_scales(scale, [sent_NL for _, sent_NL in pairs])
 
 

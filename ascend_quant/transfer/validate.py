@@ -78,7 +78,7 @@ def lies_as_read(tensor: torch.Tensor) -> bool:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether moves of the contiguous tensor's elements, read as they are in memory, are moves of its values."""
+    """Return whether the contiguous tensor's elements, read as they are in memory, are its values."""
     return lies_as_read(tensor) and tensor.dtype in READ_AS_SENT
 
 

@@ -111,7 +111,7 @@ def test_from_single_experts_to_stacks_and_back(loaded, through_loaders, by_vllm
     assert not set(through_loaders) & set(stacks)
     if not by_vllm:
         assert all(
-            len(refit(llm).plan.entries[name].moves) == 1 for name in stacks
+            len(refit(llm).plan.entries[name].writes) == 1 for name in stacks
         )  # one run of rows, not one an expert
     mixed = {**stacked(state), **{n: t for n, t in state.items() if ".experts.1.gate" in n}}
     with pytest.raises(RefitError, match="written twice"):

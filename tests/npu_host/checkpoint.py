@@ -95,7 +95,7 @@ def held(moe: bool, model: nn.Module) -> dict[str, tuple[torch.Tensor, torch.Ten
     else:
         found |= {name: layouts_of(getattr(layer.mlp, f"{name}_proj"))["weight"] for name in ("gate_up", "down")}
         found["up"] = found.pop("gate_up")
-    return {name: (one.place[:].cpu(), one.scale.cpu().view(-1)) for name, one in found.items()}
+    return {name: (one.weight_layout[:].cpu(), one.scale.cpu().view(-1)) for name, one in found.items()}
 
 
 def with_weights(experts: nn.Module) -> nn.Module:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ascend_quant.kernels.moves import Move, Moves
 from ascend_quant.kernels.npu.refit.formats import Panels, Transposed
+from ascend_quant.kernels.writes import RowWrite, WriteBatch
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 
 META, BF16 = torch.device("meta"), torch.bfloat16
@@ -47,10 +47,10 @@ MOE = Sizes("Qwen3-30B-A3B", 2048, 768, 48, 32, 4, 151936, head_norms=True, expe
 
 @dataclass
 class Bucket:
-    """Tensors that come together, and their moves, as a plan knows them."""
+    """Tensors that come together, and their writes, as a plan knows them."""
 
     weights: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    moves: Moves = field(default_factory=lambda: Moves([], []))
+    writes: WriteBatch = field(default_factory=lambda: WriteBatch([], []))
 
 
 @dataclass
@@ -138,11 +138,11 @@ def _codes(name: str, shape: tuple[int, ...], nz: bool, rounded: bool = False) -
     *stack, rows, length = shape
     kept = torch.empty(*stack, length, rows, dtype=torch.int8, device=META)
     padded = math.prod(stack) * -(-rows // 32) * 32 * -(-length // 16) * 16
-    place = Panels(kept, torch.empty(padded, dtype=torch.int8, device=META)) if nz else Transposed(kept)
+    layout = Panels(kept, torch.empty(padded, dtype=torch.int8, device=META)) if nz else Transposed(kept)
     scale = torch.empty(*stack, rows, device=META)
     copies = [torch.empty(*stack, rows, dtype=BF16, device=META)] if rounded else []
     stand_in = torch.empty(shape, dtype=torch.int8, device=META)
-    return QuantizedWeight(name, stand_in, scale, length, place=place, copies=copies)
+    return QuantizedWeight(name, stand_in, scale, length, layout=layout, copies=copies)
 
 
 def _buckets(parts: Sequence[Part], most: int) -> Iterator[Bucket]:
@@ -164,8 +164,8 @@ def _bucket(parts: Sequence[Part]) -> Bucket:
     for number, ((name, resident, _), view) in enumerate(zip(parts, views, strict=True)):
         tensor = buffer[start : start + view.numel()].view(view.shape)
         start += view.numel()
-        moves: list[Move] = resident.moves(view, tensor, None, number, tensor)
+        writes: list[RowWrite] = resident.writes(view, tensor, None, number, tensor)
         bucket.weights.append((name, tensor))
-        bucket.moves.moves.extend(moves)
-        bucket.moves.takes.extend([number] * len(moves))
+        bucket.writes.writes.extend(writes)
+        bucket.writes.source_index.extend([number] * len(writes))
     return bucket

@@ -92,7 +92,7 @@ def refit(model: cost_models.Model, counted: Counted | None = None) -> int:
     for bucket in model.buckets:
         tensors = [tensor for _, tensor in bucket.weights]
         first = writes.new_sources([(name, tensor.numel()) for name, tensor in bucket.weights])
-        writes.add(bucket.moves, tensors, [0] * len(tensors), first)
+        writes.add(bucket.writes, tensors, [0] * len(tensors), first)
         writes.flush()
     for resident in model.residents:
         resident.refresh()

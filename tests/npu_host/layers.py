@@ -21,7 +21,9 @@ def layer_of(method, *shape) -> nn.Module:
 
 def refit_of(layer: nn.Module) -> tuple[Refit, dict[str, QuantizedWeight]]:
     residents = {
-        name: QuantizedWeight(name, one.stand_in.data, one.scale, one.stand_in.shape[-1], (), one.place, one.copies)
+        name: QuantizedWeight(
+            name, one.stand_in.data, one.scale, one.stand_in.shape[-1], (), one.weight_layout, one.copies
+        )
         for name, one in layout.layouts_of(layer).items()
     }
     return Refit(list(residents.values())), residents
@@ -61,7 +63,7 @@ def three_refits_of_a_linear_layer(nz: bool, rows: list[int], length: int) -> No
         for _ in range(2):
             method.process_weights_after_loading(layer)
         codes, scale = oracle.quantize_weight(w_NK)
-        assert torch.equal(weight.place[:].cpu(), codes) and torch.equal(layer.weight_scale.cpu(), scale)
+        assert torch.equal(weight.layout[:].cpu(), codes) and torch.equal(layer.weight_scale.cpu(), scale)
         assert torch.equal(layer.weight_scale_fp32.cpu(), scale)
         assert tensors_of(layer) == before and refit.last_receipt.digest == refit.digest()
         for tokens in (1, 5):

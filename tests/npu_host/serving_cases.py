@@ -64,10 +64,10 @@ def resident(codes_NK: torch.Tensor, nz: bool) -> torch.Tensor:
     """Codes (.., N, K) where an engine keeps them: (.., K, N) on the NPU, written row by row."""
     *stack, n, k = codes_NK.shape
     with torch.device("npu"):
-        place = new_codes((*stack, k, n), nz)
-    place.write(0, codes_NK.reshape(-1, k).npu())
-    assert formats.format_of(place.tensor) == (formats.NZ if nz else formats.ND)
-    return place.tensor
+        layout = new_codes((*stack, k, n), nz)
+    layout.write(0, codes_NK.reshape(-1, k).npu())
+    assert formats.format_of(layout.tensor) == (formats.NZ if nz else formats.ND)
+    return layout.tensor
 
 
 def sums_of(x_codes_MK: torch.Tensor, codes_NK: torch.Tensor) -> torch.Tensor:

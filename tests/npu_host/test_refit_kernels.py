@@ -15,7 +15,7 @@ from ascend_quant.kernels.npu.refit import write as npu_write
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))  # the cases are those of the other devices
 from kernel_modules import Kernels
-from move_cases import COPIES, DTYPES, EXACT, LAYOUTS, Case, awkward_values, cases, check
+from write_cases import COPIES, DTYPES, FLOAT32, LAYOUTS, Case, awkward_values, cases, check
 
 pytestmark = pytest.mark.each_version
 
@@ -23,7 +23,7 @@ NPU = Kernels(npu, torch.device("npu:0"))
 
 
 @settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
-@given(cases().filter(lambda case: case.kind in ("int8", "int8 codes", *EXACT, *COPIES)))
+@given(cases().filter(lambda case: case.kind in ("int8", "int8 codes", *FLOAT32, *COPIES)))
 def test_any_case_equals_the_oracle(case):
     check(NPU, [case])
 
@@ -34,7 +34,7 @@ def test_many_in_one_batch(monkeypatch, dtype):
     batch = []
     for i, layout in enumerate(LAYOUTS):
         columns = slice(2, 9) if layout.startswith("columns") else slice(None)
-        for kind in ("int8", "int8 codes", *EXACT):
+        for kind in ("int8", "int8 codes", *FLOAT32):
             batch.append(Case(kind, awkward_values(5 + i, 16, dtype, i), layout, columns, 60 * i, 2 * i + 1))
     check(NPU, batch)
 

@@ -49,8 +49,8 @@ def test_three_refits_of_experts(monkeypatch, counts):
         for _ in range(2):
             method.process_weights_after_loading(layer)
         (c13, s13), (c2, s2) = expected["w13_weight"], expected["w2_weight"]
-        assert torch.equal(residents["w13_weight"].place[:].cpu(), c13.view(-1, hidden))
-        assert torch.equal(residents["w2_weight"].place[:].cpu(), c2.view(-1, intermediate))
+        assert torch.equal(residents["w13_weight"].layout[:].cpu(), c13.view(-1, hidden))
+        assert torch.equal(residents["w2_weight"].layout[:].cpu(), c2.view(-1, intermediate))
         assert torch.equal(layer.w13_weight_scale_fp32.cpu(), s13)
         assert torch.equal(layer.w2_weight_scale.cpu(), s2.to(torch.bfloat16))
         assert layers.tensors_of(layer) == before and refit.last_receipt.digest == refit.digest()

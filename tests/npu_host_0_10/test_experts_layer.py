@@ -39,7 +39,7 @@ def layer_of(prefix: str) -> nn.Module:
 def refit(layer: nn.Module) -> dict[str, torch.Tensor]:
     """Random weights (E, N, K), written as a refit writes them."""
     residents = [
-        QuantizedWeight(name, one.stand_in.data, one.scale, one.stand_in.shape[-1], (), one.place, one.copies)
+        QuantizedWeight(name, one.stand_in.data, one.scale, one.stand_in.shape[-1], (), one.weight_layout, one.copies)
         for name, one in layouts_of(layer).items()
     ]
     written, state = {}, Refit(residents)

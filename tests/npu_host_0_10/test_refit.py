@@ -48,7 +48,7 @@ def test_three_refits_of_experts(monkeypatch, counts, how):
         for _ in range(2):
             method.process_weights_after_loading(layer)
         for name, (codes, scale) in expected.items():
-            assert torch.equal(residents[name].place[:].cpu(), codes.flatten(0, 1))
+            assert torch.equal(residents[name].layout[:].cpu(), codes.flatten(0, 1))
             assert torch.equal(getattr(layer, f"{name}_scale").cpu(), scale.to(torch.bfloat16))
         assert torch.equal(layer.w13_weight_scale_fp32.cpu(), expected["w13_weight"][1])
         assert layers.tensors_of(layer) == before and refit.last_receipt.digest == refit.digest()

@@ -16,7 +16,7 @@ from ascend_quant import kernels
 
 # a C extension loads once; what imports Triton's functions is as fresh as they are
 SWAPPED = re.compile(
-    r"triton(?!\._C)(\.|$)|ascend_quant\.kernels\.cuda(\.(refit|serve)|\.refit\.(write|digests)|(\.\w+)*\.triton_\w+)?$"
+    r"triton(?!\._C)(\.|$)|ascend_quant\.kernels\.cuda(\.(refit|serve)|\.refit\.(write|grouping|digests)|(\.\w+)*\.triton_\w+)?$"
 )
 
 

@@ -78,7 +78,7 @@ def test_the_check_of_part_kernels_sees_a_wrong_byte(monkeypatch):
 
     def write(jobs, counters):
         cpu.write(jobs, counters)
-        jobs[-1].moves.moves[-1].target_NK.view(torch.int8)[-1, -1] ^= 1
+        jobs[-1].batch.writes[-1].target.view(torch.int8)[-1, -1] ^= 1
 
     monkeypatch.setattr(kernels, "kernels_for", lambda device: SimpleNamespace(write=write))
     wrong, digest = kernels.int8_faults(found, CPU)

@@ -22,15 +22,15 @@ def by_vllm():
 
 
 def filled(scheme, w):
-    """The buffers of weights (.., N, K), written by moves."""
+    """The buffers of weights (.., N, K), written by a refit's kernels."""
     from ascend_quant.kernels import cuda
     from ascend_quant.refit import Refit
     from ascend_quant.refit.scales import BY_SHARING
 
     with torch.device("cuda"):
         storage = cuda.storage(scheme, tuple(w.shape))
-    data = storage.codes if storage.place is None else torch.empty(w.shape, dtype=torch.int8, device="meta")
-    resident = BY_SHARING[scheme.shares]("w", data, storage.scale, w.shape[-1], place=storage.place)
+    data = storage.codes if storage.layout is None else torch.empty(w.shape, dtype=torch.int8, device="meta")
+    resident = BY_SHARING[scheme.shares]("w", data, storage.scale, w.shape[-1], layout=storage.layout)
     refit = Refit([resident])
     with refit.session():
         for i, matrix in enumerate(w if w.dim() == 3 else [w]):

@@ -16,8 +16,8 @@ from convert_cases import CONFIG, read, run, state, write
 
 from ascend_quant import oracle
 from ascend_quant.kernels import NoKernels, cpu, npu, serving_of
-from ascend_quant.kernels.moves import Job, Move
 from ascend_quant.kernels.registry import check_kind
+from ascend_quant.kernels.writes import Job, SchemeWrite
 from ascend_quant.mismatch import layer_errors
 from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.refit import Refit, RefitError, resident_class
@@ -243,12 +243,12 @@ def test_other_backends_say_what_they_have(mxfp8):
     with pytest.raises(NoKernels, match=r"mxfp8.*int8"):
         npu.SERVING.of(mxfp8)
     resident, _ = resident_of(mxfp8, (8, 64))
-    move = resident.example()
-    assert isinstance(move, Move) and move.kind == "mxfp8"
+    write = resident.example()
+    assert isinstance(write, SchemeWrite) and write.kind == "mxfp8"
     with pytest.raises(NoKernels, match=r"mxfp8.*int8"):
-        npu.write([Job.of(move, weights((8, 64)))], npu.Counters(CPU))
+        npu.write([Job.of(write, weights((8, 64)))], npu.Counters(CPU))
     with pytest.raises(NoKernels, match=r"mxfp8.*int8"):
-        check_kind(move.kind, ("copy", "int8"), "cuda")
+        check_kind(write.kind, ("copy", "int8"), "cuda")
 
 
 def test_it_is_gone_after_the_test():

@@ -16,11 +16,20 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from ascend_quant.kernels import cache_pages
-from ascend_quant.kernels.cuda.refit import triton_groups, triton_rows, triton_tiles, write
+from ascend_quant.kernels.counters import SAMPLE, Counters
+from ascend_quant.kernels.cuda.refit import (
+    grouping,
+    triton_groups,
+    triton_rows,
+    triton_shared_scales,
+    triton_tiles,
+    write,
+)
 from ascend_quant.kernels.cuda.serve import (
     linear_choice,
     triton_cache,
     triton_decode,
+    triton_decoder,
     triton_experts,
     triton_extend,
     triton_fused_tokens,
@@ -30,7 +39,6 @@ from ascend_quant.kernels.cuda.serve import (
     triton_sampling,
     triton_tokens,
 )
-from ascend_quant.kernels.moves import SAMPLE, Counters
 from ascend_quant.kernels.tuned import HopperTiles, Tiles
 from ascend_quant.schemes import get_scheme
 
@@ -61,10 +69,12 @@ def written(kernel, names: tuple, values: tuple, options: dict):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in write.KINDS if kind not in ("int4", "fp8_blocks")])
-def test_moves_of_rows(kind, hopper):
-    width, at_once, repeat, options = write.tiling(3584, kind)
-    read = {"int8_exact": tl.float32, "int8_given": tl.float32, "codes": tl.int8, "fp8_codes": tl.int8}
-    whole, target = 3584 * (kind in ("codes", "fp8_codes")), tl.bfloat16 if kind == "copy" else tl.int8
+def test_writes_of_rows(kind, hopper):
+    width, at_once, repeat, options = grouping.tiling(3584, kind)
+    read = {"int8_float32": tl.float32, "int8_static": tl.float32}
+    whole, target = 0, tl.bfloat16 if kind == "copy" else tl.int8
+    if kind.endswith("prequantized"):
+        whole, read[kind] = 3584, tl.int8
     values = (kind, read.get(kind, tl.bfloat16), target, 3584, whole, width, at_once, repeat, True, True)
     values += (Counters.SPREAD, SAMPLE)
     names = triton_rows.write_rows.arg_names[-len(values) :]
@@ -72,14 +82,16 @@ def test_moves_of_rows(kind, hopper):
 
 
 @pytest.mark.parametrize("group", [32, 128])
-def test_moves_of_groups(group, hopper):
+def test_writes_of_groups(group, hopper):
     values = (tl.bfloat16, 3584, group, True, True, Counters.SPREAD)
-    assert written(triton_tiles.write_tiles, triton_tiles.write_tiles.arg_names[-6:], values, dict(write.TILES))
+    assert written(triton_tiles.write_tiles, triton_tiles.write_tiles.arg_names[-6:], values, dict(grouping.TILES))
 
 
 def test_fp8_is_converted_by_the_gpu(hopper):
     values = (tl.bfloat16, 3584, True, True, Counters.SPREAD, SAMPLE)
-    code = written(triton_rows.write_blocks, triton_rows.write_blocks.arg_names[-6:], values, {"num_warps": 8})
+    code = written(
+        triton_shared_scales.write_blocks, triton_shared_scales.write_blocks.arg_names[-6:], values, {"num_warps": 8}
+    )
     assert "cvt.rn.satfinite.e4m3x2.f32" in code and code.count("div.rn.f32") == 1  # a reciprocal, no quotients
 
 
@@ -230,14 +242,14 @@ ATTEND = {"q": "*bf16", "cache": "*i8", "softmax_scale": "fp32", **PLAN, **PARTS
 @pytest.mark.parametrize(
     ("tiles", "layout", "group", "capability"),
     [
-        (triton_decode.SMALL, cache_pages.Layout(64, 4, 128), 7, 80),
-        (triton_decode.LARGE, cache_pages.Layout(128, 4, 128), 7, 90),
-        (triton_decode.CODES, cache_pages.Layout(128, 8, 128), 5, 90),
-        (triton_decode.WIDE, cache_pages.Layout(64, 2, 256), 8, 90),
+        (triton_decoder.SMALL, cache_pages.Layout(64, 4, 128), 7, 80),
+        (triton_decoder.LARGE, cache_pages.Layout(128, 4, 128), 7, 90),
+        (triton_decoder.CODES, cache_pages.Layout(128, 8, 128), 5, 90),
+        (triton_decoder.WIDE, cache_pages.Layout(64, 2, 256), 8, 90),
     ],
 )
 def test_decodes(tiles, layout, group, capability):
-    constants = triton_decode.constants(layout, group, tiles)
+    constants = triton_decoder.constants(layout, group, tiles)
     options = {"num_warps": tiles.warps, "maxnreg": tiles.registers} if tiles.registers else {"num_warps": tiles.warps}
     made = compiled(triton_decode.attend_shares, capability, constants, ATTEND, **options)
     products = "".join(re.findall(r"mma\.sync\S+", made.asm["ptx"]))

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_modules import Kernels
-from move_cases import KINDS, Case, awkward_values, check
+from write_cases import KINDS, Case, awkward_values, check
 
 from ascend_quant import oracle
 from ascend_quant.kernels import NoKernels, chunks, cpu, kernels_for

@@ -6,7 +6,7 @@ It needs a GPU's fma, so its arithmetic is repeated here, for every mantissa of 
 import numpy as np
 import pytest
 import torch
-from move_cases import Case, check
+from write_cases import Case, check
 
 from ascend_quant.oracle import FP8_MAX, TINY
 

@@ -8,23 +8,23 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_modules import Kernels
-from move_cases import COPIES, DTYPES, EXACT, LAYOUTS, Case, awkward_values, cases, check, new_counters
 from naming import line_naming
+from write_cases import COPIES, DTYPES, FLOAT32, LAYOUTS, Case, awkward_values, cases, check, new_counters
 
 from ascend_quant import oracle
 from ascend_quant.kernels import npu
-from ascend_quant.kernels.moves import Job, Move
 from ascend_quant.kernels.npu.refit import codes as npu_codes
 from ascend_quant.kernels.npu.refit import digests as npu_digests
 from ascend_quant.kernels.npu.refit import pieces as npu_pieces
 from ascend_quant.kernels.npu.refit import write as npu_write
 from ascend_quant.kernels.npu.refit.formats import Panels, Transposed
+from ascend_quant.kernels.writes import Int8Write, Job
 from ascend_quant.refit import Refit, batch
 from ascend_quant.refit import session as refit_session
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 
 HERE = Kernels(npu, torch.device("cpu"))
-NPU_KINDS = ("int8", "int8 codes", *EXACT, *COPIES)
+NPU_KINDS = ("int8", "int8 codes", *FLOAT32, *COPIES)
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
@@ -52,7 +52,7 @@ def test_many_in_one_batch(monkeypatch, together, dtype):
         values = awkward_values(5 + i, 16, dtype, i)
         batch += [Case("int8", values, layout, columns, first_row=60 * i, weight=2 * i + 1) for _ in range(2)]
         batch.append(Case("fp32", values, layout, columns, first_row=i))
-        batch += [Case(kind, values, layout, columns, first_row=7 * i, weight=2 * i + 1) for kind in EXACT]
+        batch += [Case(kind, values, layout, columns, first_row=7 * i, weight=2 * i + 1) for kind in FLOAT32]
     check(HERE, batch)
 
 
@@ -62,8 +62,9 @@ def test_rows_of_one_resident_in_any_order():
     counters = new_counters(HERE.device, 3, npu.Counters)
     jobs = []
     for slot, rows in enumerate((slice(0, 4), slice(8, 12), slice(4, 8))):
-        move = Move.of(values_NK[rows], codes_NK[rows], scale_N[rows], first_row=rows.start, weight=5)
-        jobs.append(Job.of(move, values_NK[rows], slot))
+        where = {"scale": scale_N[rows], "first_row": rows.start, "weight": 5}
+        write = Int8Write.of(values_NK[rows], codes_NK[rows], **where)
+        jobs.append(Job.of(write, values_NK[rows], slot))
     npu.write(jobs, counters)
     expected, scales = oracle.quantize_weight(values_NK)
     assert torch.equal(codes_NK, expected) and torch.equal(scale_N, scales)
@@ -82,7 +83,7 @@ def test_what_is_not_finite_is_counted_by_source_across_blocks_of_counters():
     assert counters.read()[2] == {3: 1, 4096: 2, 4999: 1}  # rows
 
 
-@pytest.mark.parametrize("kind", ["int8", "int8_exact"])
+@pytest.mark.parametrize("kind", ["int8", "int8_float32"])
 def test_what_is_not_finite_elsewhere_in_the_whole_rows_is_seen(kind):
     values = torch.ones(5, 6)
     values[2, 3] = math.inf
@@ -95,14 +96,14 @@ def test_what_is_not_finite_is_counted_with_given_scales_too():
     values = torch.ones(5, 6)
     values[2, 3] = math.nan
     counters = new_counters(HERE.device, 2, npu.Counters)
-    npu.write([Case("int8_given", values).prepare(HERE.device, 1)], counters)
+    npu.write([Case("int8_static", values).prepare(HERE.device, 1)], counters)
     assert counters.read()[2] == {1: 1}
 
 
 def test_what_is_kept_until_the_close_is_no_source():
     """A trainer may send one tensor after the other in memory that it frees."""
     counters = new_counters(HERE.device, 1, npu.Counters)
-    for kind in ("int8", "int8_exact", "bf16"):
+    for kind in ("int8", "int8_float32", "bf16"):
         job = Case(kind, torch.ones(4, 6)).prepare(HERE.device, 0)
         source = weakref.ref(job.tensors[0])
         npu.write([job], counters)
@@ -127,20 +128,20 @@ def test_digests_equal_the_oracle(monkeypatch, dtype):
     assert npu.read_digests([npu.digests(tensors[4:]), npu.digests([]), shifted])[3:] == wanted
 
 
-@pytest.mark.parametrize("place_of", ["transposed", "panels"])
-def test_a_refit_of_weights_that_lie_otherwise(monkeypatch, place_of):
+@pytest.mark.parametrize("layout_of", ["transposed", "panels"])
+def test_a_refit_of_weights_that_lie_otherwise(monkeypatch, layout_of):
     monkeypatch.setattr(batch, "kernels_for", lambda device: npu)
     monkeypatch.setattr(refit_session, "kernels_for", lambda device: npu)
     experts, channels, length = 3, 96, 20
     shape = (experts, length, channels)
-    if place_of == "transposed":
-        place = Transposed(torch.zeros(shape, dtype=torch.int8))
+    if layout_of == "transposed":
+        layout = Transposed(torch.zeros(shape, dtype=torch.int8))
     else:
         memory = torch.zeros(experts * channels * 32, dtype=torch.int8)
-        place = Panels(torch.zeros(shape, dtype=torch.int8), memory)
+        layout = Panels(torch.zeros(shape, dtype=torch.int8), memory)
     stand_in = torch.empty(experts, channels, length, dtype=torch.int8, device="meta")
     scale, copy = torch.zeros(experts, channels), torch.zeros(experts * channels, dtype=torch.bfloat16)
-    weight = QuantizedWeight("w13", stand_in, scale, length, place=place, copies=[copy])
+    weight = QuantizedWeight("w13", stand_in, scale, length, layout=layout, copies=[copy])
     norm = ResidentWeight("norm", torch.zeros(7, dtype=torch.bfloat16))
     session = Refit([weight, norm])
     for seed in range(3):
@@ -154,7 +155,7 @@ def test_a_refit_of_weights_that_lie_otherwise(monkeypatch, place_of):
                     session.write(slot, weight, stand_in[expert, half], shard)
             session.write(session.batch.new_sources([("norm", 7)]), norm, norm.data, plain)
         codes, scales = oracle.quantize_weight(w_ENK)
-        assert torch.equal(place[:], codes.view(-1, length)) and torch.equal(scale, scales)
+        assert torch.equal(layout[:], codes.view(-1, length)) and torch.equal(scale, scales)
         assert torch.equal(copy, scales.view(-1).to(torch.bfloat16))
         assert torch.equal(norm.data, plain.to(torch.bfloat16))
         receipt = session.last_receipt
@@ -187,7 +188,7 @@ def test_a_first_load_takes_little_work_space(monkeypatch):
     assert rows == [4] * 8 + [32]
 
 
-def place_of(kind: str, stack: tuple[int, ...], channels: int, length: int):
+def layout_of(kind: str, stack: tuple[int, ...], channels: int, length: int):
     """Where a weight (.., N, K) is kept."""
     tensor = torch.zeros(*stack, length, channels, dtype=torch.int8)
     if kind == "transposed":
@@ -200,9 +201,9 @@ def weights_of(kind: str, experts: int, channels: int) -> dict[str, QuantizedWei
     """A linear layer of K = 20, a stack of experts and another linear layer of the same."""
     found = {}
     for name, stack in (("qkv", ()), ("w13", (experts,)), ("up", ())):
-        place = place_of(kind, stack, channels, 20)
+        layout = layout_of(kind, stack, channels, 20)
         stand_in = torch.empty(*stack, channels, 20, dtype=torch.int8, device="meta")
-        found[name] = QuantizedWeight(name, stand_in, torch.zeros(*stack, channels), 20, place=place)
+        found[name] = QuantizedWeight(name, stand_in, torch.zeros(*stack, channels), 20, layout=layout)
     return found
 
 
@@ -242,7 +243,7 @@ def test_any_bucketing_of_dense_weights_and_experts(kind, experts, channels, tog
             pairs = [(norm.data, norm.weight)]
             for name, weight in weights.items():
                 codes, scales = oracle.quantize_weight(parts[name])
-                assert torch.equal(weight.place[:], codes) and torch.equal(weight.scale.view(-1), scales)
+                assert torch.equal(weight.layout[:], codes) and torch.equal(weight.scale.view(-1), scales)
                 pairs += [(codes.view(weight.data.shape), weight.weight), (scales, 3 * weight.weight)]
             wanted = oracle.add_digests(*(oracle.digest(one) for one, _ in pairs), weights=[w for _, w in pairs])
             assert session.last_receipt.digest == f"{wanted:016x}" == session.digest()

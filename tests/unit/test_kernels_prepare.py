@@ -5,7 +5,7 @@ import torch
 
 from ascend_quant.engine.smoothing import Smoothing
 from ascend_quant.kernels.cuda.refit import launches
-from ascend_quant.kernels.int4_places import MarlinTiles
+from ascend_quant.kernels.int4_layouts import MarlinTiles
 from ascend_quant.kernels.storage import CODES
 from ascend_quant.refit import Refit, batch, kernel_warm_up, prepare
 from ascend_quant.refit.resident import ResidentWeight
@@ -30,9 +30,9 @@ def quantized(scheme, shape, device, whole=None):
     name = f"w{len(shape)}"
     rows = shape[:-1]
     if scheme.codes == "int4":
-        place = MarlinTiles(shape, scheme.group, device)
+        layout = MarlinTiles(shape, scheme.group, device)
         data = torch.empty(shape, dtype=torch.int8, device="meta")
-        return BY_SHARING[scheme.shares](name, data, place.scales, shape[-1], place=place)
+        return BY_SHARING[scheme.shares](name, data, layout.scales, shape[-1], layout=layout)
     blocks = (*shape[:-2], -(-shape[-2] // 128), -(-shape[-1] // 128))
     scale = torch.zeros(blocks if scheme.shares == "block" else rows, device=device)
     codes = torch.zeros(shape, dtype=CODES[scheme.codes], device=device)
@@ -65,7 +65,7 @@ def sync(session, dtype):
             shard = tensor[..., LENGTH:] if tensor.dim() == 2 and view.shape != tensor.shape else tensor
             exact = bool(session.checks and resident.codes)
             slot = session.batch.new_sources([(name, tensor.numel())])
-            session.write(slot, resident, view, shard, tensor, tensor, exact=exact)
+            session.write(slot, resident, view, shard, tensor, tensor, skip_bf16_cast=exact)
     received.prove()
     session.verify()
 
@@ -93,7 +93,7 @@ def test_codes_that_a_trainer_sends_find_theirs(module, cuda, monkeypatch, name)
     prequantized.prepare([(K, torch.float32) for K in (48, LENGTH, WHOLE)], scheme, cuda.device)
     sent_by_trainer = set(launches._COMPILED)
     session = Refit([whole, stack, slices])
-    prepare(session, coded=True)
+    prepare(session, prequantized=True)
     ready = set(launches._COMPILED)
     assert ready > sent_by_trainer > set()
     weights = [torch.randn(r.data.shape[-2], r.whole_length, device=cuda.device) for r in (whole, stack, slices)]
@@ -104,7 +104,7 @@ def test_codes_that_a_trainer_sends_find_theirs(module, cuda, monkeypatch, name)
     for (name, sent), resident, view, part in zip(named, session.residents, views, shards, strict=True):
         codes = prequantized.codes_of(name, sent)
         slot = session.batch.new_sources([(name, codes.numel())])
-        session.write(slot, resident, view, codes[:, part], codes, codes, coded=True)
+        session.write(slot, resident, view, codes[:, part], codes, codes, prequantized=True)
     session.batch.flush()
     assert set(launches._COMPILED) == ready
 

@@ -8,10 +8,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from move_cases import CODED, DTYPES, EXACT, KINDS, QUANTIZED, Case, awkward_values, cases, check, new_counters, written
+from write_cases import (
+    DTYPES,
+    FLOAT32,
+    KINDS,
+    PREQUANTIZED,
+    QUANTIZED,
+    Case,
+    awkward_values,
+    cases,
+    check,
+    new_counters,
+    written,
+)
 
 from ascend_quant import oracle
-from ascend_quant.kernels.moves import Counters, Job, Move, Moves
+from ascend_quant.kernels.counters import Counters
+from ascend_quant.kernels.writes import CopyWrite, Fp8Write, Int8Write, Job, PrequantizedWrite, WriteBatch
 from ascend_quant.schemes import SCHEMES
 from ascend_quant.transfer import prequantized
 
@@ -30,7 +43,7 @@ def test_rows_of_any_length_equal_the_oracle(kernels, length):
     values = awkward_values(3, length, DTYPES[length % 3], length)
     layout = "shifted" if length % 2 else "aligned"
     check(kernels, [Case(kind, values, layout, first_row=63, weight=2**32 - 1)])
-    exact = EXACT[LENGTHS.index(length) // 2 % 2]
+    exact = FLOAT32[LENGTHS.index(length) // 2 % 2]
     check(kernels, [Case(exact, awkward_values(3, length, torch.float32, length + 1), layout, first_row=63, weight=3)])
 
 
@@ -76,11 +89,11 @@ def test_rows_of_a_tensor_share_its_one_scale(kernels, columns, dtype):
         target = torch.zeros_like(codes[3:20, columns].contiguous().view(torch.int8)).to(kernels.device)
         more = {"whole": (3 * 6, 6)} if columns.start else {}
         scales = torch.full((17,), 7.0, device=kernels.device)
-        place = (target.view(torch.float8_e4m3fn), scales)
+        where = {"target": target.view(torch.float8_e4m3fn), "scale": scales, "first_row": 64}
         offset = 3 * 6 + (columns.start or 0)
-        move = Move(*place, first_row=64, offset=offset, row_stride=6, among=(3, 40), **more)
+        write = Fp8Write(**where, offset=offset, row_stride=6, tensor_rows=(3, 40), **more)
         counters = new_counters(kernels.device, 1)
-        kernels.module.write([Job.of(move, source)], counters)
+        kernels.module.write([Job.of(write, source)], counters)
         assert counters.read()[2] == ({0: 1} if bad else {})
         if not bad:
             assert torch.equal(target.cpu(), codes[3:20, columns].view(torch.int8))
@@ -97,8 +110,8 @@ def test_without_a_receipt_the_same_bytes_are_written_and_nothing_is_counted(ker
     ("kind", "layout", "columns", "rows"),
     [
         ("int8", "columns", slice(3, 17), 10),
-        ("int8_exact", "columns", slice(3, 17), 10),
-        ("int8_given", "columns", slice(3, 17), 10),
+        ("int8_float32", "columns", slice(3, 17), 10),
+        ("int8_static", "columns", slice(3, 17), 10),
         ("fp8", "columns transposed", slice(3, 17), 10),
         ("int8", "transposed", slice(None), 10),
         ("int8", "columns", slice(0, 1), 1),
@@ -111,13 +124,13 @@ def test_without_a_receipt_the_same_bytes_are_written_and_nothing_is_counted(ker
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_sources_in_host_memory_travel_in_parts(cuda, monkeypatch, kind, layout, columns, rows, dtype):
     values = awkward_values(rows, 24, dtype, 5)
-    writing = import_module("ascend_quant.kernels.cuda.refit.write")  # as fresh as the fixture's
-    monkeypatch.setattr(writing, "UPLOAD", 3 * 24 * values.element_size())  # 3 rows
+    uploads = import_module("ascend_quant.kernels.cuda.refit.uploads")
+    monkeypatch.setattr(uploads, "UPLOAD", 3 * 24 * values.element_size())  # 3 rows
     case = Case(kind, values, layout, columns, first_row=0 if kind == "fp8_blocks" else 62, weight=3, origin=True)
     job = case.prepare(cuda.device, 1)
     jobs = [job._replace(tensors=[tensor.cpu() for tensor in job.tensors])]
     if cuda.interpreted:  # where all memory is the host's
-        jobs = list(writing._uploaded(*next(job.each())))
+        jobs = list(uploads.uploaded(*next(job.each())))
         assert len(jobs) == {"fp8_tensor": 1, "fp8_blocks": 3}.get(kind, -(-rows // 3))
     counters = new_counters(cuda.device, 2)
     cuda.module.write(jobs, counters)
@@ -125,20 +138,20 @@ def test_sources_in_host_memory_travel_in_parts(cuda, monkeypatch, kind, layout,
     assert counters.read() == (case.changed(), case.digest(), {}) and counters.clamped == case.clamped()
 
 
-def test_a_move_takes_another_source_each_time(kernels):
+def test_a_write_reads_another_source_each_time(kernels):
     case = Case("int8", awkward_values(20, 32, torch.bfloat16, 0))
-    move = case.prepare(kernels.device, 0).moves.moves[0]
+    write = case.prepare(kernels.device, 0).batch.writes[0]
     for i, dtype in enumerate((torch.bfloat16, torch.float32, torch.float16, torch.bfloat16)):
         values = awkward_values(20, 32, dtype, i)
         flat = torch.cat([torch.zeros(i, dtype=dtype), values.flatten()])
         source = flat.to(kernels.device)[i:].view(20, 32)  # off the alignment of the one before
-        kernels.module.write([Job.of(move, source)], new_counters(kernels.device, 1))
+        kernels.module.write([Job.of(write, source)], new_counters(kernels.device, 1))
         codes, scale = oracle.quantize_weight(values)
-        assert torch.equal(move.target_NK.cpu(), codes) and torch.equal(move.scale.cpu(), scale)
+        assert torch.equal(write.target.cpu(), codes) and torch.equal(write.scale.cpu(), scale)
 
 
-def test_moves_that_are_kept_take_tensors_that_lie_anew_each_time(kernels):
-    moves = Moves([case.prepare(kernels.device, 0).moves.moves[0] for case in (_case(0), _case(1))], [1, 0])
+def test_writes_that_are_kept_read_tensors_that_lie_anew_each_time(kernels):
+    batch = WriteBatch([case.prepare(kernels.device, 0).batch.writes[0] for case in (_case(0), _case(1))], [1, 0])
     for turn in range(12):  # more ways to lie than are kept, the first ones again among them
         values = [awkward_values(20, 32, torch.bfloat16, 2 * turn + i) for i in range(2)]
         flat = torch.zeros(3 * 640 + 8, dtype=torch.bfloat16, device=kernels.device)
@@ -149,24 +162,25 @@ def test_moves_that_are_kept_take_tensors_that_lie_anew_each_time(kernels):
         slots = np.array([turn, turn + 1])
         sources[1][3, 4] = math.nan
         counters = new_counters(kernels.device, 14)
-        kernels.module.write([Job(moves, sources, [source.data_ptr() for source in sources], slots)], counters)
+        kernels.module.write([Job(batch, sources, [source.data_ptr() for source in sources], slots)], counters)
         assert counters.read()[2] == {turn + 1: 1}
         codes, scale = oracle.quantize_weight(values[0])
-        assert torch.equal(moves.moves[1].target_NK.cpu(), codes) and torch.equal(moves.moves[1].scale.cpu(), scale)
+        assert torch.equal(batch.writes[1].target.cpu(), codes) and torch.equal(batch.writes[1].scale.cpu(), scale)
 
 
 def _case(seed):
     return Case("int8", awkward_values(20, 32, torch.bfloat16, seed))
 
 
-def test_a_move_of_no_rows_does_nothing(kernels):
-    def empty(dtype, scale):
+def test_a_write_of_no_rows_does_nothing(kernels):
+    def empty(dtype, scale=None, kind=None):
         target = torch.empty(0, 8, dtype=dtype, device=kernels.device)
-        return Job.of(Move(target, scale), torch.empty(0, 8, device=kernels.device))
+        write = CopyWrite(target=target) if scale is None else kind(target=target, scale=scale)
+        return Job.of(write, torch.empty(0, 8, device=kernels.device))
 
     untouched = torch.ones((), device=kernels.device)
-    jobs = [empty(torch.int8, torch.empty(0, device=kernels.device)), empty(torch.float8_e4m3fn, untouched)]
-    jobs.append(empty(torch.float32, None))
+    jobs = [empty(torch.int8, torch.empty(0, device=kernels.device), Int8Write)]
+    jobs += [empty(torch.float8_e4m3fn, untouched, Fp8Write), empty(torch.float32)]
     counters = new_counters(kernels.device, 1)
     kernels.module.write(jobs, counters)
     assert counters.read() == (0, 0, {}) and untouched == 1
@@ -186,18 +200,18 @@ def test_what_is_not_finite_is_counted_by_source(kernels, kind, dtype):
     jobs = [Case(kind, values, weight=1).prepare(kernels.device, slot) for slot, values in enumerate(sources)]
     counters = new_counters(kernels.device, 3)
     kernels.module.write(jobs, counters)
-    expected = {1: 3 if kind in CODED else 4, 2: 1}  # of codes: rows, one of which has two
+    expected = {1: 3 if kind in PREQUANTIZED else 4, 2: 1}  # of codes: rows, one of which has two
     assert counters.read()[2] == expected
     counters = new_counters(kernels.device, 3)
     kernels.module.write(jobs, counters, receipt=False)
     assert counters.read()[2] == expected
-    if kind in ("int8", "int8_exact", "fp8"):  # the other rows are as ever
-        move, _, _ = next(jobs[1].each())
+    if kind in ("int8", "int8_float32", "fp8"):  # the other rows are as ever
+        write, _, _ = next(jobs[1].each())
         good = [row for row in range(50) if row not in (3, 40, 49)]
         expected = Case(kind, sources[1][good])
-        assert torch.equal(move.target_NK[good].cpu().view(torch.int8), expected.codes.view(torch.int8))
-        assert torch.equal(move.scale[good].cpu(), expected.scale)
-        assert not torch.isfinite(move.scale[[3, 40, 49]]).any()
+        assert torch.equal(write.target[good].cpu().view(torch.int8), expected.codes.view(torch.int8))
+        assert torch.equal(write.scale[good].cpu(), expected.scale)
+        assert not torch.isfinite(write.scale[[3, 40, 49]]).any()
 
 
 @pytest.mark.parametrize(("scheme", "largest"), [("int8", 127), ("fp8", 448)])
@@ -219,10 +233,10 @@ def test_codes_that_no_quantization_gives_are_counted_by_rows(kernels, scheme, l
         torch.zeros(50, 40, dtype=source.dtype, device=kernels.device),
         torch.zeros(50, device=kernels.device),
     )
-    move = Move.of(source[:, :40], target, scale, whole=(0, 40), coded=True)
+    write = PrequantizedWrite.of(source[:, :40], target, scale=scale, whole=(0, 40))
     for receipt in (True, False):
         counters = new_counters(kernels.device, 1)
-        kernels.module.write([Job.of(move, source)], counters, receipt=receipt)
+        kernels.module.write([Job.of(write, source)], counters, receipt=receipt)
         assert counters.read()[2] == {0: 3 if scheme == "int8" else 5}
 
 
@@ -231,10 +245,10 @@ def test_a_refit_heals_what_one_with_nan_left(kernels, kind):
     bad = awkward_values(10, 20, torch.bfloat16, 0)
     bad[5, 5] = math.nan
     case = Case(kind, awkward_values(10, 20, torch.bfloat16, 1))
-    move = case.prepare(kernels.device, 0).moves.moves[0]
+    write = case.prepare(kernels.device, 0).batch.writes[0]
     for values in (bad, case.values):
         counters = new_counters(kernels.device, 1)
-        kernels.module.write([Job.of(move, values.to(kernels.device).clone())], counters)
+        kernels.module.write([Job.of(write, values.to(kernels.device).clone())], counters)
     case.check_written()
     assert counters.read()[1:] == (case.digest(), {})
 
@@ -249,7 +263,7 @@ def test_a_float32_that_becomes_infinite_on_the_way_is_counted(kernels, kind):
     assert counters.read()[2] == {0: 1, 1: 3}
 
 
-@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("kind", FLOAT32)
 def test_a_float32_that_is_taken_as_it_is_may_be_larger_than_any_bf16(kernels, kind):
     values = torch.ones(5, 6)
     values[2, 3] = 3.4e38
@@ -260,19 +274,20 @@ def test_a_float32_that_is_taken_as_it_is_may_be_larger_than_any_bf16(kernels, k
     assert counters.read()[2] == {0: 1}
 
 
-def test_codes_lost_to_given_scales_are_counted_beside_those_that_are_not(kernels):
+def test_codes_lost_to_static_scales_are_counted_beside_those_that_are_not(kernels):
     values = torch.tensor([[1.0, -1.0, 1.26, -1.28, -1.29, 1e30], [0.0, -0.0, 3.0, 0.0, 0.0, 0.0]])
-    source, given_N = values.to(kernels.device), torch.tensor([0.01, 0.0], device=kernels.device)
-    codes, scale_N = torch.zeros(2, 6, dtype=torch.int8, device=kernels.device), torch.ones_like(given_N)
+    source, static_scale = values.to(kernels.device), torch.tensor([0.01, 0.0], device=kernels.device)
+    codes, scale_N = torch.zeros(2, 6, dtype=torch.int8, device=kernels.device), torch.ones_like(static_scale)
     counters = new_counters(kernels.device, 1)
-    kernels.module.write([Job.of(Move.of(source, codes, scale_N, given_N=given_N), source)], counters)
+    write = Int8Write.of(source, codes, scale=scale_N, static_scale=static_scale)
+    kernels.module.write([Job.of(write, source)], counters)
     counters.read()
     assert counters.clamped == 3  # -129, a huge one, and what a scale of 0 makes of 3
     assert codes.tolist() == [[100, -100, 126, -128, -128, 127], [0] * 6]
-    assert torch.equal(scale_N, given_N)
+    assert torch.equal(scale_N, static_scale)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int8_exact", "fp8", "fp8_tensor"])
+@pytest.mark.parametrize("kind", ["int8", "int8_float32", "fp8", "fp8_tensor"])
 def test_what_is_not_finite_elsewhere_in_the_whole_rows_is_seen(kernels, kind):
     values = torch.ones(5, 6)
     values[2, 3] = math.nan
@@ -286,14 +301,14 @@ def test_more_sources_than_one_block_of_counters(kernels):
     slots = Counters.BLOCK + 2
     counters = new_counters(kernels.device, slots)
     source = torch.full((1, 1), math.inf, device=kernels.device)
-    move = Move(torch.zeros(1, 1, device=kernels.device), row_stride=1)
-    kernels.module.write([Job.of(move, source, slot) for slot in (0, slots - 1, slots - 1)], counters)
+    write = CopyWrite(target=torch.zeros(1, 1, device=kernels.device), row_stride=1)
+    kernels.module.write([Job.of(write, source, slot) for slot in (0, slots - 1, slots - 1)], counters)
     assert counters.read()[2] == {0: 1, slots - 1: 2}
 
 
 def test_cuda_names_what_it_has_no_kernel_for(cuda):
     long, wide = torch.zeros(1, 65537, device=cuda.device), torch.zeros(2, 2, device=cuda.device, dtype=torch.float64)
     with pytest.raises(ValueError, match="65537"):
-        cuda.module.write([Job.of(Move.of(long, long.clone()), long)], new_counters(cuda.device, 1))
+        cuda.module.write([Job.of(CopyWrite.of(long, long.clone()), long)], new_counters(cuda.device, 1))
     with pytest.raises(ValueError, match="float64"):
-        cuda.module.write([Job.of(Move.of(wide, wide.clone()), wide)], new_counters(cuda.device, 1))
+        cuda.module.write([Job.of(CopyWrite.of(wide, wide.clone()), wide)], new_counters(cuda.device, 1))

@@ -8,8 +8,8 @@ import torch
 
 from ascend_quant import oracle
 from ascend_quant.kernels import npu, reciprocals
-from ascend_quant.kernels.moves import Job, Move
 from ascend_quant.kernels.npu.refit import codes as npu_codes
+from ascend_quant.kernels.writes import Int8Write, Job
 
 CPU = torch.device("cpu")
 norm, fused = npu_codes.absmax_by_norm, npu_codes.codes_fused
@@ -96,7 +96,7 @@ def test_wrong_codes_are_left_alone_and_the_bytes_are_the_oracles(monkeypatch, c
     assert len(caplog.records) == 1 and "npu_quantize" in caplog.text
     w_NK = torch.randn(40, 24).bfloat16()
     codes_NK, scale_N, counters = torch.zeros(40, 24, dtype=torch.int8), torch.zeros(40), npu.Counters(CPU)
-    npu.write([Job.of(Move.of(w_NK, codes_NK, scale_N), w_NK)], counters)
+    npu.write([Job.of(Int8Write.of(w_NK, codes_NK, scale=scale_N), w_NK)], counters)
     wanted, scales = oracle.quantize_weight(w_NK)
     assert torch.equal(codes_NK, wanted) and torch.equal(scale_N, scales)
 

@@ -42,8 +42,8 @@ class Engine:
         entry = Entry(tensor.shape)
         if name in self.residents:
             resident = self.residents[name]
-            for move in self.refit.write(slot, resident, resident.data, tensor):
-                entry.add(resident, move)
+            for one in self.refit.write(slot, resident, resident.data, tensor):
+                entry.add(resident, one)
             self.refit.received.count(1, tensor.nbytes)
         entry.by_loader = not tensor.is_contiguous()
         self.refit.record(name, entry)

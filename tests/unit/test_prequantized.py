@@ -69,10 +69,10 @@ class Engine:
                 w = prequantized.codes_of(f"{name}:{coded}", sent) if coded else sent
                 slot = self.refit.batch.new_sources([(f"{name}:{coded}" if coded else name, w.numel())])
                 if name == "up":
-                    self.refit.write(slot, self.whole, self.whole.data, w, w, w, coded=bool(coded))
+                    self.refit.write(slot, self.whole, self.whole.data, w, w, w, prequantized=bool(coded))
                     continue
                 for half, columns in zip(self.halves, (slice(0, 24), slice(24, 48)), strict=True):
-                    self.refit.write(slot, half, half.data, w[:, columns], w, w, coded=bool(coded))
+                    self.refit.write(slot, half, half.data, w[:, columns], w, w, prequantized=bool(coded))
             self.refit.write(self.refit.batch.new_sources([("norm", 48)]), self.norm, self.norm.data, torch.ones(48))
 
     def bytes(self) -> list[torch.Tensor]:
@@ -143,7 +143,7 @@ def test_what_holds_no_such_codes_refuses_them():
             engine.take(*sent, "fp8")
     norm = ResidentWeight("norm", torch.zeros(4, 8))
     with pytest.raises(RefitError, match="norm"):
-        norm.check_dtype(torch.int8, coded=True)
+        norm.check_dtype(torch.int8, prequantized=True)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ from importlib import import_module
 
 import pytest
 import torch
-from move_cases import Case, check
+from write_cases import Case, check
 
 from ascend_quant import oracle
 from ascend_quant.kernels import reciprocals
-from ascend_quant.kernels.moves import Counters, Job, Move
+from ascend_quant.kernels.counters import Counters
+from ascend_quant.kernels.writes import Fp8Write, Int8Write, Job
 
 WRITING = "ascend_quant.kernels.cuda.refit.write"
 BELOW = 10  # |x| < absmax / 2**9 has the code 0
@@ -52,9 +53,9 @@ def test_every_pair_of_mantissas_in_triton(cuda, monkeypatch, exponent):
 def test_every_pair_of_bf16_values_equals_the_oracle(cuda, kind):
     """1,065,402,238 pairs of a row's largest magnitude and a value up to it: all there are, so all ties too."""
     every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).to(cuda.device)
-    quantize, dtype = {
-        "int8": (oracle.quantize_weight, torch.int8),
-        "fp8": (oracle.quantize_fp8_rows, torch.float8_e4m3fn),
+    quantize, dtype, write = {
+        "int8": (oracle.quantize_weight, torch.int8, Int8Write),
+        "fp8": (oracle.quantize_fp8_rows, torch.float8_e4m3fn, Fp8Write),
     }[kind]
     pairs = 0
     for bits in torch.arange(1, 0x7F80, dtype=torch.int16).split(256):
@@ -63,7 +64,7 @@ def test_every_pair_of_bf16_values_equals_the_oracle(cuda, kind):
         rows = torch.where(known, every, absmax[:, None])
         codes, scale = torch.empty(rows.shape, dtype=dtype, device=cuda.device), torch.empty_like(absmax.float())
         counters = Counters(cuda.device)
-        cuda.module.write([Job.of(Move.of(rows, codes, scale), rows, counters.new_slots())], counters)
+        cuda.module.write([Job.of(write.of(rows, codes, scale=scale), rows, counters.new_slots())], counters)
         expected, expected_scale = quantize(rows)
         assert torch.equal(codes.view(torch.int8), expected.view(torch.int8)) and torch.equal(scale, expected_scale)
         pairs += int(known.sum())

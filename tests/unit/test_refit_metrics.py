@@ -6,7 +6,7 @@ import torch
 from ascend_quant import oracle
 from ascend_quant.kernels import npu
 from ascend_quant.kernels.events import KernelClock
-from ascend_quant.kernels.int4_places import MarlinTiles, PackedRows
+from ascend_quant.kernels.int4_layouts import MarlinTiles, PackedRows
 from ascend_quant.kernels.storage import CODES
 from ascend_quant.refit import Refit, RefitError, batch, code_snapshot, serving_state
 from ascend_quant.refit.resident import ResidentWeight
@@ -24,20 +24,20 @@ CASES += [(SCHEMES["int4_g32"], shape, MarlinTiles) for shape in (MATRIX, STACK)
 class Engine:
     """One quantized weight and a norm."""
 
-    def __init__(self, scheme, shape, place_of=PackedRows):
-        self.scheme, place = scheme, None
+    def __init__(self, scheme, shape, layout_of=PackedRows):
+        self.scheme, layout = scheme, None
         stack = shape[:-2]
         if scheme.codes == "int4":
-            place = place_of(shape, scheme.group)
-            data, scale = torch.empty(shape, dtype=torch.int8, device="meta"), place.scales
+            layout = layout_of(shape, scheme.group)
+            data, scale = torch.empty(shape, dtype=torch.int8, device="meta"), layout.scales
         else:
             data = torch.zeros(shape, dtype=CODES[scheme.codes])
             blocks = (-(-ROWS // 128), -(-LENGTH // 128)) if scheme.shares == "block" else (ROWS,)
             scale = torch.zeros(*stack, *blocks)
-        self.weight = BY_SHARING[scheme.shares]("w", data, scale, LENGTH, place=place)
+        self.weight = BY_SHARING[scheme.shares]("w", data, scale, LENGTH, layout=layout)
         self.norm = ResidentWeight("norm", torch.zeros(6))
         self.refit = Refit([self.weight, self.norm])
-        self.memory = [place.tensor if place else data, scale, self.norm.data]
+        self.memory = [layout.tensor if layout else data, scale, self.norm.data]
 
     def load(self, w):
         """A refit; returns what its receipt says of changes."""
@@ -79,10 +79,10 @@ def weights(shape, seed):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-@pytest.mark.parametrize(("scheme", "shape", "place"), CASES)
+@pytest.mark.parametrize(("scheme", "shape", "layout"), CASES)
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_sleep_changes_no_count(level, scheme, shape, place):
-    engine = Engine(scheme, shape, place)
+def test_a_sleep_changes_no_count(level, scheme, shape, layout):
+    engine = Engine(scheme, shape, layout)
     first, second = weights(shape, 0), weights(shape, 1)
     assert engine.load(first) is None  # there is nothing to compare with
     for w, expected in ((first, 0), (first, 0), (second, engine.changed(first, second)), (second, 0)):

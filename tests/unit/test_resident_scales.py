@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_quant import oracle
-from ascend_quant.kernels.int4_places import MarlinTiles, PackedRows
+from ascend_quant.kernels.int4_layouts import MarlinTiles, PackedRows
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.refit.plan import Entry
 from ascend_quant.refit.scales import BlockScaledWeight, GroupScaledWeight, TensorScaledWeight
@@ -33,8 +33,8 @@ def write(refit, shards, view_of):
             if refit.place([(name, tensor)]):
                 slot = refit.batch.new_sources([(name, tensor.numel())])
                 entry = Entry(tensor.shape)
-                for move in refit.write(slot, resident, view_of(*where), tensor):
-                    entry.add(resident, move)
+                for one in refit.write(slot, resident, view_of(*where), tensor):
+                    entry.add(resident, one)
                 refit.received.count(1, tensor.nbytes)
                 refit.record(name, entry)
             refit.flush()
@@ -151,17 +151,17 @@ def test_a_rearranged_tensor_has_no_scale_to_be_found():
 def test_int4_shards_in_any_order(scheme, length, kind, half):
     scheme = SCHEMES[scheme]
     w = weights((3, 2 * half, length))
-    place = kind(w.shape, scheme.group)
+    layout = kind(w.shape, scheme.group)
     stand_in = torch.empty(w.shape, dtype=torch.int8, device="meta")
-    resident = GroupScaledWeight("w", stand_in, place.scales, length, place=place)
+    resident = GroupScaledWeight("w", stand_in, layout.scales, length, layout=layout)
     refit = Refit([resident])
     halves = [(f"{i}.{j}", w[i, half * j : half * (j + 1)].clone(), i, j) for i in range(3) for j in range(2)]
     for _ in range(2):
         write(refit, halves[::-1], lambda i, j: stand_in[i, half * j : half * (j + 1)])
         codes, scale = oracle.quantize(w, scheme)
-        assert torch.equal(place[:].view(w.shape), codes) and torch.equal(place.scales, scale)
+        assert torch.equal(layout[:].view(w.shape), codes) and torch.equal(layout.scales, scale)
     write(refit, [("all", w)], lambda: stand_in)
-    assert torch.equal(place[:].view(w.shape), codes) and refit.last_receipt.changed == 0
+    assert torch.equal(layout[:].view(w.shape), codes) and refit.last_receipt.changed == 0
 
 
 def test_codes_are_not_taken_for_weights():

@@ -133,9 +133,9 @@ def test_codes_that_are_wrong_after_they_were_counted(monkeypatch, of_scheme):
     def wrong(batch, counters, receipt=True):
         right(batch, counters, receipt)
         for job in batch:
-            for move, _, _ in job.each():
-                if move.place is None:
-                    move.target_NK.view(torch.int8)[0, 0] ^= 1
+            for write, _, _ in job.each():
+                if write.layout is None:
+                    write.target.view(torch.int8)[0, 0] ^= 1
 
     monkeypatch.setattr(cpu, "write", wrong)
     problems = of_scheme("int8").problems

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu(interpreted=True)
 @pytest.fixture(scope="module")
 def decode():
     """The writer, the attentions, and where their tensors are."""
-    with triton_module("ascend_quant.kernels.cuda.serve.triton_decode") as (found, device):
+    with triton_module("ascend_quant.kernels.cuda.serve.triton_decoder") as (found, device):
         modules = (import_module(f"ascend_quant.kernels.cuda.serve.triton_{name}") for name in ("cache", "extend"))
         yield SimpleNamespace(write=next(modules).write, module=found, extend=next(modules).extend, device=device)
 

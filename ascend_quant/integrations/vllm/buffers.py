@@ -30,11 +30,11 @@ def register(layer: nn.Module, name: str, scheme: Scheme, shape: tuple[int, ...]
     except ValueError as error:
         raise RefitError(f"{name}: {error}") from error
     layer.register_parameter(f"{name}_scale", nn.Parameter(storage.scale, requires_grad=False))
-    if storage.place is None:
+    if storage.layout is None:
         layer.register_parameter(name, nn.Parameter(storage.codes, requires_grad=False))
         set_weight_attrs(getattr(layer, name), attributes)
     else:
-        stand_in = layout.register(layer, name, shape, storage.place, storage.scale, scheme=scheme)
+        stand_in = layout.register(layer, name, shape, storage.layout, storage.scale, scheme=scheme)
         set_weight_attrs(stand_in, attributes)
     if storage.served_scale is storage.scale:
         return f"{name}_scale"

@@ -130,7 +130,7 @@ def _resident(name: str, leaf: str, module: nn.Module, parameters: dict, model: 
     if (layout := layouts_of(module).get(leaf)) is not None:
         data, length = layout.stand_in.data, _whole_length(leaf, module, layout.stand_in.shape[-1])
         kind = resident_class(layout.scheme)
-        return kind(name, data, layout.scale, length, parts, layout.place, layout.copies)
+        return kind(name, data, layout.scale, length, parts, layout.weight_layout, layout.copies)
     data = parameters[leaf].data
     scale = parameters.get(f"{leaf}_scale")
     if scale is None:

@@ -1,9 +1,9 @@
 """The CPU's kernels: refit.py writes weights, serve.py has the products. Their functions: kernels/__init__.py."""
 
+from ascend_quant.kernels.counters import Counters
 from ascend_quant.kernels.cpu.refit import READS_ARE_FREE, digests, prepare, read_digests, write
 from ascend_quant.kernels.cpu.serve import SERVING, experts, matmul, plain_experts, storage
 from ascend_quant.kernels.fallbacks import fake_quantize, float32_product
-from ascend_quant.kernels.moves import Counters
 from ascend_quant.oracle import quantize_rows
 
 __all__ = [

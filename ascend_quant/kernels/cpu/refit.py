@@ -9,21 +9,23 @@ from itertools import chain
 import torch
 
 from ascend_quant.kernels.chunks import sum_of, write_in_chunks
-from ascend_quant.kernels.moves import Counters, Job, Place
+from ascend_quant.kernels.counters import Counters
+from ascend_quant.kernels.storage import WeightLayout
+from ascend_quant.kernels.writes import Job
 
 READS_ARE_FREE = True
 
 ROWS = 256  # a multiple of a block's
 
 
-def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> None:
-    """Carry out a batch of moves, a few rows at a time.
+def write(jobs: Sequence[Job], counters: Counters, receipt: bool = True) -> None:
+    """Carry out writes, a few rows at a time.
 
     Args:
         receipt: whether changed codes and the digest are counted; non-finite elements always are.
     """
-    for move, source, slot in chain.from_iterable(job.each() for job in batch):
-        write_in_chunks(move, source, counters.bad_of(slot), counters, receipt, ROWS)
+    for row_write, source, slot in chain.from_iterable(job.each() for job in jobs):
+        write_in_chunks(row_write, source, counters.bad_of(slot), counters, receipt, ROWS)
 
 
 def prepare(device: torch.device, writes: Iterable = ()) -> None:
@@ -31,7 +33,7 @@ def prepare(device: torch.device, writes: Iterable = ()) -> None:
 
 
 def digests(
-    tensors: Sequence[torch.Tensor | Place], first_rows: Sequence[int] = (), first_columns: Sequence[int] = ()
+    tensors: Sequence[torch.Tensor | WeightLayout], first_rows: Sequence[int] = (), first_columns: Sequence[int] = ()
 ) -> torch.Tensor:
     """`oracle.digest` of each tensor as int64, a few rows at a time."""
     found = torch.zeros(len(tensors), dtype=torch.int64)

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from ascend_quant import oracle
-from ascend_quant.kernels.int4_places import PackedRows
+from ascend_quant.kernels.int4_layouts import PackedRows
 from ascend_quant.kernels.registry import ServingTable
-from ascend_quant.kernels.storage import Serving, Storage, in_place
+from ascend_quant.kernels.storage import Serving, Storage, laid_out
 from ascend_quant.schemes import Definition, Scheme, arithmetic, definition_of
 
 logger = logging.getLogger(__name__)
@@ -34,8 +34,8 @@ def storage(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
 
 def packed_rows(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
     """Make the buffers of an int4 weight: packed codes and group scales."""
-    place = PackedRows(shape, scheme.group)
-    return in_place(place, place.scales)
+    layout = PackedRows(shape, scheme.group)
+    return laid_out(layout, layout.scales)
 
 
 def matmul(

@@ -4,6 +4,7 @@ Their functions: kernels/__init__.py. triton_elements.py has the arithmetic of s
 that start before the one before them has ended (programmatic dependent launch).
 """
 
+from ascend_quant.kernels.counters import Counters
 from ascend_quant.kernels.cuda.refit.digests import digests, read_digests
 from ascend_quant.kernels.cuda.refit.triton_groups import fake_quantize
 from ascend_quant.kernels.cuda.refit.write import READS_ARE_FREE, prepare, write
@@ -16,7 +17,6 @@ from ascend_quant.kernels.cuda.serve.products import (
     router_product,
     storage,
 )
-from ascend_quant.kernels.moves import Counters
 
 __all__ = [
     "READS_ARE_FREE",

@@ -88,10 +88,10 @@ def converted(part, scale, factor, KIND: tl.constexpr, TARGET_TYPE: tl.constexpr
     if KIND == "int8":
         bits = (rounded(part) * factor[:, None] + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
         value = bits.to(tl.int8)
-    elif KIND == "int8_exact" or KIND == "int8_given":  # no larger than 127 with a scale of its own
+    elif KIND == "int8_float32" or KIND == "int8_static":  # no larger than 127 with a scale of its own
         bits = tl.minimum(tl.maximum(outer_code(part, scale[:, None]), INT8_MIN), INT8_MAX)
         value = bits.to(tl.int8)
-    elif KIND == "codes" or KIND == "fp8_codes":
+    elif KIND == "int8_prequantized" or KIND == "fp8_prequantized":
         value = part
         bits = value
     elif KIND == "copy":
@@ -110,7 +110,7 @@ def scale_of(bits, KIND: tl.constexpr):
     The float64 product is off by less than 2**-52 of itself, and the quotient of a BF16 number (8 bits) by 127 or 448
     is never that close to the middle between two float32 numbers unless it is one of them.
     """
-    if KIND == "int8_exact":  # of 24 bits
+    if KIND == "int8_float32":  # of 24 bits
         exact = bits.to(tl.float32, bitcast=True)
         return tl.where(exact < TINY, 0.0, tl.div_rn(exact, tl.full(exact.shape, INT8_MAX * 1.0, tl.float32)))
     absmax = bits.to(tl.float32, bitcast=True).to(tl.float64)
@@ -121,7 +121,7 @@ def scale_of(bits, KIND: tl.constexpr):
 @triton.jit
 def spoilt(scale, KIND: tl.constexpr):
     """1 for a sent scale that no quantization gives, see `oracle.spoilt_rows`; 0 for others."""
-    largest: tl.constexpr = LARGEST_INT8_SCALE if KIND == "codes" else LARGEST_FP8_SCALE
+    largest: tl.constexpr = LARGEST_INT8_SCALE if KIND == "int8_prequantized" else LARGEST_FP8_SCALE
     return ((scale < 0) | (scale > largest) | (magnitude(scale) >= INF_BITS)).to(tl.int32)
 
 

@@ -70,13 +70,13 @@ def awkward(*shape: int, seed: int) -> torch.Tensor:
 def storage(shape: Sequence[int], nz: bool, on: On) -> Storage:
     """The buffers of a weight (.., N, K), as an engine keeps them: codes (.., K, N), plain or in FRACTAL_NZ."""
     with on.device:
-        place = new_codes((*shape[:-2], shape[-1], shape[-2]), nz)
+        layout = new_codes((*shape[:-2], shape[-1], shape[-2]), nz)
         scale = torch.zeros(*shape[:-1])
-    return Storage(place.tensor, scale, scale, place)
+    return Storage(layout.tensor, scale, scale, layout)
 
 
 def codes_there(codes_NK: torch.Tensor, nz: bool, on: On) -> torch.Tensor:
     """Make codes (.., K, N) on the device, written as a refit does."""
     made = storage(codes_NK.shape, nz, on)
-    made.place.write(0, on.put(codes_NK.flatten(0, -2)))
+    made.layout.write(0, on.put(codes_NK.flatten(0, -2)))
     return made.codes

@@ -32,7 +32,7 @@ class Held:
         self.copies = [one.scale.to(torch.bfloat16) for one in self.storages]
         stand_ins = [torch.empty(shape, dtype=torch.int8, device="meta") for shape in shapes]
         self.weights = [
-            QuantizedWeight(f"weight {number}", data_, one.scale, data_.shape[-1], place=one.place, copies=[copy])
+            QuantizedWeight(f"weight {number}", data_, one.scale, data_.shape[-1], layout=one.layout, copies=[copy])
             for number, (data_, one, copy) in enumerate(zip(stand_ins, self.storages, self.copies, strict=True))
         ]
         self.refit = Refit(self.weights)
@@ -88,7 +88,7 @@ def _refitted(seen: Seen, name: str, held: Held, forward: Forward) -> None:
         values = held.write(66 + turn)
         for value, one, copy in zip(values, held.storages, held.copies, strict=True):
             codes, scales = oracle.quantize_weight(value)
-            seen.same(f"{name}: codes", one.place[:], codes.flatten(0, -2))
+            seen.same(f"{name}: codes", one.layout[:], codes.flatten(0, -2))
             seen.same(f"{name}: scales", one.scale, scales)
             seen.same(f"{name}: copied scales", copy, scales.to(torch.bfloat16))
         found = forward().cpu()

@@ -9,10 +9,10 @@ import torch
 
 from ascend_quant import oracle
 from ascend_quant.kernels import npu, reciprocals
-from ascend_quant.kernels.moves import Job, Move
 from ascend_quant.kernels.npu.refit import codes as npu_codes
 from ascend_quant.kernels.npu.refit.formats import ND
 from ascend_quant.kernels.npu.serve import experts as npu_experts
+from ascend_quant.kernels.writes import Int8Write, Job
 from ascend_quant.schemes import SCHEMES
 from ascend_quant.smoke.npu import data
 from ascend_quant.smoke.operators import ERROR, written
@@ -89,7 +89,7 @@ def not_finite(on: On) -> Seen:
     counters, scales, jobs = npu.Counters(on.device), [], []
     for slot, source in enumerate(sources):
         there, target, scale = on.put(source), on.put(torch.zeros(n, k, dtype=torch.int8)), on.put(torch.zeros(n))
-        jobs.append(Job.of(Move.of(there, target, scale), there, slot))
+        jobs.append(Job.of(Int8Write.of(there, target, scale=scale), there, slot))
         scales.append(scale)
     counters.new_slots(len(jobs))
     npu.write(jobs, counters)

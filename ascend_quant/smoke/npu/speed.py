@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from ascend_quant.kernels import npu
-from ascend_quant.kernels.moves import Job, Move
 from ascend_quant.kernels.npu.refit import codes as npu_codes
 from ascend_quant.kernels.npu.serve import linear as npu_linear
 from ascend_quant.kernels.storage import Storage
+from ascend_quant.kernels.writes import Int8Write, Job
 from ascend_quant.smoke.kernels import Profile, kernels_of
 from ascend_quant.smoke.npu import data
 from ascend_quant.smoke.probes import On, Seen, need, probe
@@ -61,8 +61,9 @@ def _written(source: torch.Tensor, storage: Storage) -> list[Job]:
     jobs = []
     for first in range(0, len(rows_NK), step):
         part = slice(first, first + step)
-        move = Move.of(rows_NK[part], stand_in[part], scale_N[part], first_row=first, place=storage.place)
-        jobs.append(Job.of(move, rows_NK[part]))
+        where = {"scale": scale_N[part], "first_row": first, "layout": storage.layout}
+        write = Int8Write.of(rows_NK[part], stand_in[part], **where)
+        jobs.append(Job.of(write, rows_NK[part]))
     return jobs
 
 

@@ -100,7 +100,7 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         Who asks will send codes, so the kernels for them are compiled.
         """
         refit = refit_of(self.model_runner.model)
-        prepare(refit, coded=True)
+        prepare(refit, prequantized=True)
         return (self.model_runner.vllm_config.quant_config.scheme.name, *refit.plan.takes_codes())
 
     def refit_free_bytes(self) -> int:

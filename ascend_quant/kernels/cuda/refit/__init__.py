@@ -1,8 +1,11 @@
 """A refit's kernels: BF16 rows are quantized into the engine's buffers, counted and digested.
 
-write.py            moves of a refit, grouped into launches; launches.py has what a launch needs
-triton_rows.py      rows with one scale each, or one a tensor, and plain copies
-triton_tiles.py     int4 in Marlin's tiles
-triton_groups.py    fake quantization of groups
-digests.py          fingerprints of bytes; triton_digest.py has their sums
+write.py                    writes of a refit, from device memory or by way of it (uploads.py)
+grouping.py                 which of them are one launch; launches.py has what a launch needs
+triton_rows.py              rows with one scale each, or a known one, and plain copies
+triton_shared_scales.py     fp8 with a scale a block or a tensor
+triton_entries.py           what these find in a launch's table, and what they add their findings to
+triton_tiles.py             int4 in Marlin's tiles
+triton_groups.py            fake quantization of groups
+digests.py                  fingerprints of bytes; triton_digest.py has their sums
 """

@@ -11,14 +11,14 @@ from ascend_quant.kernels import modulo
 from ascend_quant.kernels.chunks import pairs_of, sum_of
 from ascend_quant.kernels.cuda.refit import triton_digest as digest_kernels
 from ascend_quant.kernels.cuda.refit.launches import Launch, join, start
-from ascend_quant.kernels.moves import Place
+from ascend_quant.kernels.storage import WeightLayout
 from ascend_quant.oracle.fingerprint import MOST, SPAN, SPAN_FACTOR
 
 AT_ONCE = {16: 128, 128: 16, 512: 4}  # rows, by the pairs of bytes of a row that are taken at a time
 
 
 def digests(
-    tensors: Sequence[torch.Tensor | Place], first_rows: Sequence[int] = (), first_columns: Sequence[int] = ()
+    tensors: Sequence[torch.Tensor | WeightLayout], first_rows: Sequence[int] = (), first_columns: Sequence[int] = ()
 ) -> torch.Tensor:
     """`oracle.digest` of each tensor as int64, on their device; three launches at most, or six."""
     device = _device_of(tensors[0]) if tensors else None
@@ -50,7 +50,7 @@ def digests(
     return modulo.joined(sums)
 
 
-def _line_of_whole(tensor: torch.Tensor | Place, first_row: int, target: int) -> tuple[int, ...] | None:
+def _line_of_whole(tensor: torch.Tensor | WeightLayout, first_row: int, target: int) -> tuple[int, ...] | None:
     """The entry of a tensor whose rows are whole and lie side by side, which most do; None for others.
 
     A model of experts has tens of thousands, and no view of them is made here: views took most of the time.
@@ -87,7 +87,7 @@ def _launch(width: int, aligned: bool, table: np.ndarray) -> Launch:
     return Launch(digest_kernels.digest_rows, table, programs, (width, at_once, aligned), (("num_warps", 4),))
 
 
-def _device_of(tensor: torch.Tensor | Place) -> torch.device:
+def _device_of(tensor: torch.Tensor | WeightLayout) -> torch.device:
     return (tensor if isinstance(tensor, torch.Tensor) else tensor.tensor).device
 
 

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from ascend_quant import oracle
 from ascend_quant.kernels.cuda import triton_elements as elements
-from ascend_quant.kernels.cuda.refit.triton_rows import loaded
+from ascend_quant.kernels.cuda.refit.triton_entries import loaded
 from ascend_quant.schemes import Scheme
 
 INT4_MAX, INT8_MAX = tl.constexpr(oracle.INT4_MAX), tl.constexpr(oracle.INT8_MAX)

@@ -1,8 +1,8 @@
-"""A Triton kernel that quantizes to int4 straight into Marlin's tiles (see int4_places.py), each element read once.
+"""A Triton kernel that quantizes to int4 straight into Marlin's tiles (see int4_layouts.py), each element read once.
 
 One program makes 64 rows by 128 columns: scales, codes, and the words of eight tiles. An element's row is
 n = 16j + 8h + q of its tile, its column 16t + 8i + 2l + o of the program's; it is nibble 2h + i + 4o of word
-16q + 4l + j of tile t (see `int4_places.tile_order`).
+16q + 4l + j of tile t (see `int4_layouts.tile_order`).
 """
 
 import triton
@@ -11,16 +11,16 @@ import triton.language as tl
 from ascend_quant import oracle
 from ascend_quant.kernels.cuda import triton_elements as elements
 from ascend_quant.kernels.cuda.refit import triton_digest as digest
-from ascend_quant.kernels.cuda.refit import triton_rows as rows_kernels
-from ascend_quant.kernels.int4_places import TILE_K, TILE_N
+from ascend_quant.kernels.cuda.refit import triton_entries as entries
+from ascend_quant.kernels.int4_layouts import TILE_K, TILE_N
 
 BAD, FIRST_ROW, ROWS_OF, SCALE = (
-    rows_kernels.BAD,
-    rows_kernels.FIRST_ROW,
-    rows_kernels.ROWS_OF,
-    rows_kernels.SCALE,
+    entries.BAD,
+    entries.FIRST_ROW,
+    entries.ROWS_OF,
+    entries.SCALE,
 )
-ENTRY, INF_BITS, TINY = rows_kernels.ENTRY, elements.INF_BITS, elements.TINY
+ENTRY, INF_BITS, TINY = entries.ENTRY, elements.INF_BITS, elements.TINY
 MAGIC, MAGIC_BITS = elements.MAGIC, elements.MAGIC_BITS
 INT4_MAX = tl.constexpr(oracle.INT4_MAX)
 ROWS, COLUMNS, TILES = tl.constexpr(TILE_N), tl.constexpr(128), tl.constexpr(128 // TILE_K)
@@ -46,13 +46,11 @@ def write_tiles(
     entry = table + piece * ENTRY
     block = (tile - tl.load(starts + piece)).to(tl.int64)
     down, left = block // across * ROWS, block % across * COLUMNS
-    source, words_at, row_stride, matrix_rows, column_stride = rows_kernels.places(
-        entry, SOURCE_TYPE, tl.int32, ALIGNED
-    )
+    source, words_at, row_stride, matrix_rows, column_stride = entries.places(entry, SOURCE_TYPE, tl.int32, ALIGNED)
     rows, columns = down + tl.arange(0, ROWS), left + tl.arange(0, COLUMNS)
     valid = rows < tl.load(entry + ROWS_OF)
     at = source + rows[:, None] * row_stride
-    values = elements.rounded(rows_kernels.loaded(at, column_stride, valid, columns, K, "evict_first"))
+    values = elements.rounded(entries.loaded(at, column_stride, valid, columns, K, "evict_first"))
     _report_tile(values, entry)
 
     scale_RG = _scales(values, GROUP)
@@ -77,7 +75,7 @@ def write_tiles(
         old = tl.load(words_at + tiles_at, mask=first, other=0)
         changed = tl.sum(tl.where(first, _first_row_differs(old ^ words), 0))
         low, high = digest.weighted_rows(sum_R, first_row + tl.arange(0, ROWS))
-        rows_kernels.account(totals, entry, tile, changed, low, high, SPREAD)
+        entries.account(totals, entry, tile, changed, low, high, SPREAD)
     tl.store(words_at + tiles_at, words, mask=inside)
 
 

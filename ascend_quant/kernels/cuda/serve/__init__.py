@@ -8,7 +8,7 @@ triton_tokens.py       dynamic per-token quantization; triton_fused_tokens.py wi
 triton_exact.py        norms, rotation and SiLU of exact engines
 triton_experts.py      the W8A8 mixture of experts: triton_routing.py sorts tokens, triton_router.py is the router
 triton_grouped.py      the grouped GEMM of experts (fused MoE)
-triton_decode.py       decode attention over an int8 KV cache (triton_decode_codes.py), triton_extend.py prefill over
-                       one, triton_cache.py what writes it
+triton_decoder.py      decode attention over an int8 KV cache: triton_decode.py has its kernels, triton_decode_codes.py
+                       their products of codes; triton_extend.py prefill over one, triton_cache.py what writes it
 triton_sampling.py     random numbers of seeded requests
 """

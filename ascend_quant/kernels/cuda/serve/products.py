@@ -13,9 +13,9 @@ import torch
 from ascend_quant.kernels.cuda.serve import linear_choice, token_ops, triton_tokens
 from ascend_quant.kernels.cuda.serve.triton_linear import int8_product
 from ascend_quant.kernels.engine_products import engine_product
-from ascend_quant.kernels.int4_places import MarlinTiles
+from ascend_quant.kernels.int4_layouts import MarlinTiles
 from ascend_quant.kernels.registry import ServingTable
-from ascend_quant.kernels.storage import Serving, Storage, in_place, rows_as_they_are
+from ascend_quant.kernels.storage import Serving, Storage, laid_out, rows_as_they_are
 from ascend_quant.oracle import BLOCK
 from ascend_quant.schemes import Scheme
 from ascend_quant.schemes.scheme import FP8_CAPABILITY
@@ -30,8 +30,8 @@ def storage(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
         ValueError: a shape that the scheme's kernels do not take.
     """
     if scheme.codes == "int4":
-        place = MarlinTiles(shape, scheme.group)
-        return in_place(place, place.served_scales)
+        layout = MarlinTiles(shape, scheme.group)
+        return laid_out(layout, layout.served_scales)
     if scheme.codes == "fp8" and (capability := torch.cuda.get_device_capability()) < FP8_CAPABILITY:
         raise ValueError(f"this GPU (compute capability {capability[0]}.{capability[1]}) has no FP8; choose int8")
     if scheme.shares == "block" and shape[-1] % BLOCK:

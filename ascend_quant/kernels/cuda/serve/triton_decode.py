@@ -1,10 +1,8 @@
-"""Decode attention (flash decoding) over an int8 KV cache, in Triton: all sequences' tiles in equal shares.
+"""Kernels of decode attention (flash decoding) over an int8 KV cache, in Triton; triton_decoder.py launches them.
 
-The tiles of all sequences, one behind the other, are cut into as many equal shares as there are programs a head of
-keys, so that ragged lengths and any batch keep all processors busy to the end. Which share begins where is computed
-on the device from the lengths, once a step (`plan`), so that captured CUDA graphs stay right. A program walks through
-its share: for each sequence in it, it leaves a part (sums, largest score, sum of weights), and a second kernel merges
-the parts of each sequence. Share s and sequence b meet at most once, and s + b grows from one meeting to the next:
+All sequences' tiles are cut into equal shares (`plan_shares`). A program walks through its share: for each sequence
+in it, it leaves a part (sums, largest score, sum of weights; `attend_shares`), and a second kernel merges the parts of
+each sequence (`merge_parts`). Share s and sequence b meet at most once, and s + b grows from one meeting to the next:
 it is the part's place.
 
 Up to eight query heads for one head of keys multiply codes as they are (triton_decode_codes.py); for more, codes
@@ -13,79 +11,12 @@ become BF16 (or FP16) in registers: 255 integers, exact. A key's scale multiplie
 Shape suffixes: B sequences, H query heads, G heads of keys and values, D numbers of a head.
 """
 
-from typing import NamedTuple
-
-import torch
 import triton
 import triton.language as tl
 
-from ascend_quant.kernels import cache_pages
-from ascend_quant.kernels.cuda.serve import triton_decode_codes
 from ascend_quant.kernels.cuda.serve.triton_decode_codes import query_halves, weights_of, with_codes
 
 LOG2E = tl.constexpr(1.4426950408889634)
-FEWEST_ROWS = 16  # of a tensor core's product
-MOST_GROUP = 16  # query heads of a head of keys
-REGISTERS = 1 << 16  # of a multiprocessor, from sm80 to sm100
-
-
-class DecodeTiles(NamedTuple):
-    """The tiles of decode attention: how its work is cut.
-
-    Attributes:
-        tile: tokens that a program multiplies at once.
-        programs: how many run on each multiprocessor, all heads together.
-        warps, stages: of each program.
-        codes: whether codes are multiplied as they are, for up to `triton_decode_codes.HEADS` query heads each.
-    """
-
-    tile: int
-    programs: int
-    warps: int
-    stages: int
-    codes: bool = False
-
-    @property
-    def registers(self) -> int:
-        """The most registers of a thread with which `programs` run at once on a multiprocessor, a multiple of 8."""
-        return min(REGISTERS // (self.programs * self.warps * 32) // 8 * 8, 248)
-
-
-# Of benchmarks/results/2026-11-27-h200.md: within 2.4 % of the fastest in all; not run on Blackwell.
-CODES = DecodeTiles(64, 6, 2, 3, codes=True)
-# For heads of more than 128 numbers, of which fewer programs have room; not run.
-WIDE = DecodeTiles(64, 3, 4, 3, codes=True)
-# There the fastest of those that make codes BF16 in all cases.
-LARGE = DecodeTiles(128, 2, 4, 3)
-# Within 17 % of that, with half of the shared memory; not run on an A100.
-SMALL = DecodeTiles(64, 3, 4, 3)
-HOPPER = (9, 0)
-
-
-def usual(device: torch.device, group: int, head: int) -> DecodeTiles:
-    """Choose tiles that fit the device's shared memory, for `group` query heads a key head and head size `head`."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < HOPPER:
-        return SMALL
-    if group > triton_decode_codes.HEADS:
-        return LARGE
-    return CODES if head <= 128 else WIDE
-
-
-class Plan(NamedTuple):
-    """The plan of a decode step, on the device: where each share of the sequences' tiles begins.
-
-    Attributes:
-        first_tile: int32 (B + 1), the first tile of each sequence.
-        first_sequence: int32 (shares), the first sequence of each share.
-    """
-
-    first_tile: torch.Tensor
-    first_sequence: torch.Tensor
-    tile: int
-
-    @property
-    def shares(self) -> int:
-        return self.first_sequence.shape[0]
 
 
 @triton.jit(do_not_specialize=["B"])
@@ -263,99 +194,3 @@ def merge_parts(
         sums = sums / weights
     to = out + sequence.to(tl.int64) * out_stride + head * HEAD + column
     tl.store(to, sums.to(out.dtype.element_ty))
-
-
-class Decoder:
-    """The workspace and launches of decode attention; made once for the most sequences, before graphs are captured.
-
-    Attributes:
-        shares: into which the tiles are cut, for each head of keys.
-    """
-
-    def __init__(
-        self,
-        most_sequences: int,
-        query_heads: int,
-        layout: cache_pages.Layout,
-        device: torch.device,
-        tiles: DecodeTiles | None = None,
-        processors: int = 132,
-    ):
-        tiles, problem = tiles or usual(device, query_heads // layout.heads, layout.head), layout.problem()
-        most = triton_decode_codes.HEADS if tiles.codes else MOST_GROUP
-        if query_heads % layout.heads or query_heads // layout.heads > most:
-            problem = f"{query_heads} query heads for {layout.heads} heads of keys: up to {most} each are taken"
-        if problem is not None:
-            raise ValueError(problem)
-        self.layout, self.tiles, self.query_heads = layout, tiles, query_heads
-        self.shares = max(tiles.programs * processors // layout.heads, 1)
-        self.most = triton.next_power_of_2(most_sequences)  # one plan is compiled, not one for each count
-        places = self.shares + most_sequences
-        room = {"dtype": torch.float32, "device": device}
-        self.sums = torch.empty(places, query_heads, layout.head, **room)
-        self.tops, self.weights = (torch.empty(places, query_heads, **room) for _ in range(2))
-        self.first_tile = torch.zeros(most_sequences + 1, dtype=torch.int32, device=device)
-        self.first_sequence = torch.zeros(self.shares, dtype=torch.int32, device=device)
-
-    def plan(self, lengths: torch.Tensor) -> Plan:
-        """Plan the shares for sequence lengths, int32 (B) on the device: in place, one launch a step, for all layers.
-
-        Raises:
-            ValueError: more sequences than there is room for.
-        """
-        count = lengths.shape[0]
-        if count >= len(self.first_tile):
-            raise ValueError(f"{count} sequences; there is room for {len(self.first_tile) - 1}")
-        plan = Plan(self.first_tile[: count + 1], self.first_sequence, self.tiles.tile)
-        with torch.cuda.device_of(lengths):
-            plan_shares[(self.shares,)](
-                lengths, plan.first_tile, plan.first_sequence, count, self.tiles.tile, self.most
-            )
-        return plan
-
-    def __call__(
-        self,
-        q_BHD: torch.Tensor,
-        cache: torch.Tensor,
-        block_table: torch.Tensor,
-        lengths: torch.Tensor,
-        plan: Plan,
-        softmax_scale: float,
-        out_BHD: torch.Tensor,
-    ) -> torch.Tensor:
-        """Attention of each sequence's query over its tokens, the query's own among them.
-
-        Args:
-            q_BHD: BF16 or FP16, a token's heads adjacent; `out_BHD` likewise.
-            cache: see `cache_pages`.
-            block_table: int32 (B, blocks) of each sequence, its columns adjacent.
-            lengths: int32 (B); 0 where there is no sequence.
-        """
-        count, layout, tiles = lengths.shape[0], self.layout, self.tiles
-        group = self.query_heads // layout.heads
-        with torch.cuda.device_of(cache):
-            attend_shares[(layout.heads, self.shares)](
-                q_BHD, cache, block_table, lengths, plan.first_tile, plan.first_sequence, self.sums, self.tops,
-                self.weights, count, q_BHD.stride(0), block_table.stride(0), softmax_scale,
-                **constants(layout, group, tiles), num_warps=tiles.warps, maxnreg=tiles.registers,
-            )  # fmt: skip
-            merge_parts[(count, self.query_heads)](
-                out_BHD, plan.first_tile, self.sums, self.tops, self.weights, count, self.shares, out_BHD.stride(0),
-                self.query_heads, layout.head, num_warps=1,
-            )  # fmt: skip
-        return out_BHD
-
-
-def constants(layout: cache_pages.Layout, group: int, tiles: DecodeTiles) -> dict[str, int | bool]:
-    """Return the constants that `attend_shares` is compiled with."""
-    return {
-        "HEADS": layout.heads,
-        "GROUP": group,
-        "HEAD": layout.head,
-        "PAGE": layout.page,
-        "TOGETHER": layout.together,
-        "TILE": tiles.tile,
-        "ROWS": triton_decode_codes.HEADS if tiles.codes else FEWEST_ROWS,
-        "STAGES": tiles.stages,
-        "CODES": tiles.codes,
-    }

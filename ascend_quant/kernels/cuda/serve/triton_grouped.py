@@ -82,7 +82,7 @@ def quantize_pairs(h, codes, scales, K: tl.constexpr, STEP: tl.constexpr, PDL: t
     top = tl.zeros((1, STEP), tl.int32)
     for first in tl.static_range(0, K, STEP):
         top = tl.maximum(top, elements.magnitude(_columns(h, pair, first + columns, K)))
-    scale = elements.scale_of(tl.max(top, 1), "int8_exact")
+    scale = elements.scale_of(tl.max(top, 1), "int8_float32")
     factor = tl.where(scale == 0, 0.0, tl.div_rn(tl.full((1,), 1.0, tl.float32), scale))
     nearest = tl.zeros((1, STEP), tl.float32)
     for first in tl.static_range(0, K, STEP):

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ascend_quant.kernels.cuda import triton_elements as elements
-from ascend_quant.kernels.cuda.refit.triton_rows import loaded
+from ascend_quant.kernels.cuda.refit.triton_entries import loaded
 from ascend_quant.kernels.cuda.triton_early import launch, starts_early, wait
 
 WIDEST = 32768  # elements of a row that a program holds in registers; longer rows are read twice
@@ -71,7 +71,7 @@ def scale_and_factor(absmax_bits, TYPE: tl.constexpr):
         scale = elements.scale_of(absmax_bits, "int8")
         factor = elements.reciprocal(absmax_bits, scale)
     else:
-        scale = elements.scale_of(absmax_bits, "int8_exact")
+        scale = elements.scale_of(absmax_bits, "int8_float32")
         factor = scale
     return scale, factor
 

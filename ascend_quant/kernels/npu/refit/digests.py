@@ -8,8 +8,8 @@ import torch
 
 from ascend_quant import oracle
 from ascend_quant.kernels import byte_digest
-from ascend_quant.kernels.moves import Place
 from ascend_quant.kernels.npu.ops import operator
+from ascend_quant.kernels.storage import WeightLayout
 
 ELEMENTS = 6 << 24  # that are read at a time; of small tensors a copy is made, side by side
 LEAST_ROWS, MOST_ROWS = 1 << 16, 1 << 20  # of a table of row digits, 16 bytes each
@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
 
 def digests(
-    tensors: Sequence[torch.Tensor | Place], first_rows: Sequence[int] = (), first_columns: Sequence[int] = ()
+    tensors: Sequence[torch.Tensor | WeightLayout], first_rows: Sequence[int] = (), first_columns: Sequence[int] = ()
 ) -> Sums:
     """`oracle.digest` of each tensor, which `read_digests` reads; asynchronous."""
     sums, owners = [], []
@@ -85,7 +85,7 @@ def _parts(tensors: Sequence, first_rows: Sequence[int], first_columns: Sequence
             yield Part(matrix if whole else matrix[start : start + step], first_row + start, first_column, i)
 
 
-def _is_matrix(tensor: torch.Tensor | Place) -> bool:
+def _is_matrix(tensor: torch.Tensor | WeightLayout) -> bool:
     """Return whether the tensor can be read as it is: a view costs as much as a small launch."""
     return not isinstance(tensor, torch.Tensor) or (tensor.dim() == 2 and not tensor.requires_grad)
 

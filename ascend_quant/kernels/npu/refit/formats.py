@@ -120,10 +120,10 @@ def new_codes(shape: Sequence[int], nz: bool) -> Transposed | Panels:
 
         check_cast(codes, FRACTAL_NZ)
         codes = torch_npu.npu_format_cast(codes, FRACTAL_NZ)
-    return place_of(codes)
+    return layout_of(codes)
 
 
-def place_of(tensor: torch.Tensor) -> Transposed | Panels:
+def layout_of(tensor: torch.Tensor) -> Transposed | Panels:
     """The rows of an int8 tensor on an NPU, in the format that torch_npu says it has.
 
     Raises:

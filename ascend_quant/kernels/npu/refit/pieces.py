@@ -10,15 +10,16 @@ from typing import NamedTuple
 
 import torch
 
-from ascend_quant.kernels.moves import SAMPLE, Job, Move, sampled
+from ascend_quant.kernels.counters import SAMPLE, sampled
+from ascend_quant.kernels.writes import Job, RowWrite
 
 ALONE = 1 << 25  # elements of a piece that is worth launches of its own: to copy it beside others would cost more
 
 
 class Piece(NamedTuple):
-    """Some rows of a move, and its source."""
+    """Some rows of a write, and its source."""
 
-    move: Move
+    write: RowWrite
     source: torch.Tensor
     slot: int
     rows: slice
@@ -30,15 +31,15 @@ class Piece(NamedTuple):
     @property
     def first_row(self) -> int:
         """The index of the first row in the whole resident tensor."""
-        return self.move.first_row + self.rows.start
+        return self.write.first_row + self.rows.start
 
     def goes_on(self, other: "Piece") -> bool:
         """Return whether another piece's rows follow in the same resident tensor, and their scales."""
-        mine, its = self.move, other.move
-        if (mine.weight, self.first_row + self.count) != (its.weight, other.first_row) or mine.place is not its.place:
+        mine, its = self.write, other.write
+        if (mine.weight, self.first_row + self.count) != (its.weight, other.first_row) or mine.layout is not its.layout:
             return False
         scales = mine.scale is None or self._lies_before(other, mine.scale, its.scale)
-        return scales and (mine.place is not None or self._lies_before(other, mine.target_NK, its.target_NK))
+        return scales and (mine.layout is not None or self._lies_before(other, mine.target, its.target))
 
     def _lies_before(self, other: "Piece", mine: torch.Tensor, its: torch.Tensor) -> bool:
         """Return whether the rows of one tensor end where those of another begin, dense both."""
@@ -66,7 +67,7 @@ class Run(NamedTuple):
         return chunk if len(chunk) == self.count else chunk[self.start : self.start + self.count]
 
     def resident(self, tensor: torch.Tensor) -> torch.Tensor:
-        """These rows of the first move's target or scale, and of those that follow it."""
+        """These rows of the first write's target or scale, and of those that follow it."""
         rows = self.first.rows
         if rows.start == 0 and len(tensor) == self.count:
             return tensor
@@ -79,24 +80,24 @@ class Run(NamedTuple):
 
     def sample(self, codes_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The compared rows as they are in the resident tensor, and as they are in the chunk; None without any."""
-        first, move = self.first.first_row, self.first.move
+        first, write = self.first.first_row, self.first.write
         here = sampled(first, self.count)
         if here.start >= self.count:
             return None
         new = codes_NK[self.start + here.start : self.start + self.count : SAMPLE]
-        if move.place is None:
-            return self.resident(move.target_NK)[here], new
-        return move.place[first + here.start : first + self.count : SAMPLE], new
+        if write.layout is None:
+            return self.resident(write.target)[here], new
+        return write.layout[first + here.start : first + self.count : SAMPLE], new
 
     def write(self, values_NK: torch.Tensor, scale_N: torch.Tensor | None) -> None:
         """Put the chunk's values and scales where they belong."""
-        move = self.first.move
-        if move.place is None:
-            self.resident(move.target_NK).copy_(self.of(values_NK))
+        write = self.first.write
+        if write.layout is None:
+            self.resident(write.target).copy_(self.of(values_NK))
         else:
-            move.place.write(self.first.first_row, self.of(values_NK))
+            write.layout.write(self.first.first_row, self.of(values_NK))
         if scale_N is not None:
-            self.resident(move.scale).copy_(self.of(scale_N))
+            self.resident(write.scale).copy_(self.of(scale_N))
 
 
 def runs_of(pieces: Sequence[Piece]) -> list[Run]:
@@ -112,22 +113,22 @@ def runs_of(pieces: Sequence[Piece]) -> list[Run]:
 
 
 def chunks_of(
-    batch: Sequence[Job], key_of: Callable[[Move, torch.Tensor], tuple], most: Callable[[Move], int]
+    jobs: Sequence[Job], key_of: Callable[[RowWrite, torch.Tensor], tuple], most: Callable[[RowWrite], int]
 ) -> Iterator[list[Piece]]:
     """Pieces of one key, in the order of their jobs, as many elements at a time as the work space allows.
 
     Args:
         key_of: what is treated alike; it tells the lengths of rows.
-        most: elements at a time of a move's kind.
+        most: elements at a time of a write's kind.
     """
     waiting: dict[tuple, list[Piece]] = {}
     sizes: dict[tuple, int] = {}
-    for job in batch:
-        for move, source, slot in job.each():
-            key, length = key_of(move, source), _length(move)
-            for piece in _split(move, source, slot, max(1, most(move) // length)):
+    for job in jobs:
+        for write, source, slot in job.each():
+            key, length = key_of(write, source), _length(write)
+            for piece in _split(write, source, slot, max(1, most(write) // length)):
                 size = piece.count * length
-                if sizes.get(key, 0) and (size >= ALONE or sizes[key] + size > most(move)):
+                if sizes.get(key, 0) and (size >= ALONE or sizes[key] + size > most(write)):
                     yield waiting.pop(key)
                     sizes[key] = 0
                 if size >= ALONE:
@@ -138,18 +139,18 @@ def chunks_of(
     yield from (pieces for pieces in waiting.values() if pieces)
 
 
-def _length(move: Move) -> int:
-    return max(1, move.target_NK.shape[1], move.whole[1] if move.whole else 0)
+def _length(write: RowWrite) -> int:
+    return max(1, write.target.shape[1], write.whole[1] if write.whole else 0)
 
 
-def _split(move: Move, source: torch.Tensor, slot: int, most: int) -> Iterator[Piece]:
-    """A move in pieces of about the same size, at most so many rows each, which do not cut panels."""
-    parts = -(-move.rows // most)
-    step = -(-move.rows // max(1, parts))
+def _split(write: RowWrite, source: torch.Tensor, slot: int, most: int) -> Iterator[Piece]:
+    """A write in pieces of about the same size, at most so many rows each, which do not cut panels."""
+    parts = -(-write.rows // most)
+    step = -(-write.rows // max(1, parts))
     if most > SAMPLE:
         step = min(-(-step // SAMPLE), most // SAMPLE) * SAMPLE
-    for start in range(0, move.rows, max(1, step)):
-        yield Piece(move, source, slot, slice(start, min(start + step, move.rows)))
+    for start in range(0, write.rows, max(1, step)):
+        yield Piece(write, source, slot, slice(start, min(start + step, write.rows)))
 
 
 class Span(NamedTuple):
@@ -173,21 +174,21 @@ class Span(NamedTuple):
         return source.as_strided(shape, self.strides, self.offset)
 
 
-def _own(move: Move) -> tuple[int, int]:
-    return move.offset, move.target_NK.shape[1]
+def _own(write: RowWrite) -> tuple[int, int]:
+    return write.offset, write.target.shape[1]
 
 
-def rows_of(pieces: Sequence[Piece], part: Callable[[Move], tuple[int, int]] = _own) -> torch.Tensor:
+def rows_of(pieces: Sequence[Piece], part: Callable[[RowWrite], tuple[int, int]] = _own) -> torch.Tensor:
     """Return the rows (N, K) of the sources, one below the other; a view where they lie so, else a copy.
 
     Args:
-        part: (offset, length) of a move's first row in its source. [default: of what is written]
+        part: (offset, length) of a write's first row in its source. [default: of what is written]
     """
     spans: list[Span] = []
-    for move, source, _, rows in pieces:
-        offset, length = part(move)
-        begin = source.storage_offset() + offset + rows.start * move.row_stride
-        span = Span(source, begin, rows.stop - rows.start, (move.row_stride, move.column_stride))
+    for write, source, _, rows in pieces:
+        offset, length = part(write)
+        begin = source.storage_offset() + offset + rows.start * write.row_stride
+        span = Span(source, begin, rows.stop - rows.start, (write.row_stride, write.column_stride))
         if spans and spans[-1].followed_by(span):
             spans[-1] = spans[-1]._replace(count=spans[-1].count + span.count)
         else:

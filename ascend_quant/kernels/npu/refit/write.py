@@ -15,14 +15,14 @@ import torch
 
 from ascend_quant import oracle
 from ascend_quant.kernels import byte_digest, reciprocals
-from ascend_quant.kernels.moves import Job, Move, scales_in
 from ascend_quant.kernels.npu.refit import codes as npu_codes
 from ascend_quant.kernels.npu.refit.digests import product, row_digits
 from ascend_quant.kernels.npu.refit.pieces import Piece, Run, chunks_of, rows_of, runs_of
 from ascend_quant.kernels.registry import check_kind
+from ascend_quant.kernels.writes import CopyWrite, Job, PrequantizedWrite, RowWrite, SchemeWrite, scales_in
 
 READS_ARE_FREE = False  # reading a counter waits for the device
-KINDS = ("copy", "int8", "int8_exact", "int8_given", "codes")  # of moves
+KINDS = ("copy", "int8", "int8_float32", "int8_static", "int8_prequantized")  # of writes
 
 ELEMENTS = 1 << 23  # taken at a time where each needs much work space, and in a first load
 
@@ -89,11 +89,11 @@ class Counters:
         return {slot: count for slot, count in sorted(found.items()) if count}
 
 
-def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> None:
-    """Carry out a batch of moves; asynchronous.
+def write(jobs: Sequence[Job], counters: Counters, receipt: bool = True) -> None:
+    """Carry out writes; asynchronous.
 
     Args:
-        batch: the sources must stay as they are until the current stream has passed this point.
+        jobs: the sources must stay as they are until the current stream has passed this point.
         receipt: whether changed codes and the digest are counted; rows that are not finite always are.
 
     Raises:
@@ -101,11 +101,11 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
         NoKernels: another kind of rows than `KINDS`.
     """
 
-    def most(move: Move) -> int:
-        spare = counters.sparing or move.kind not in ("int8", "copy", "codes")
-        return ELEMENTS if spare else npu_codes.way_of(_device_of(move)).elements
+    def most(write: RowWrite) -> int:
+        spare = counters.sparing or write.kind not in ("int8", "copy", "int8_prequantized")
+        return ELEMENTS if spare else npu_codes.way_of(_device_of(write)).elements
 
-    for pieces in chunks_of(batch, _kind, most):
+    for pieces in chunks_of(jobs, _kind, most):
         _write(pieces, counters, receipt)
 
 
@@ -114,45 +114,45 @@ def prepare(device: torch.device, writes: Iterable = ()) -> None:
     npu_codes.way_of(device)
 
 
-def _kind(move: Move, source: torch.Tensor) -> tuple:
-    """Return the key of moves that are treated alike, whichever tensors they end in."""
-    target = move.target_NK
-    if move.scheme is None and move.kind.startswith("fp8"):
+def _kind(write: RowWrite, source: torch.Tensor) -> tuple:
+    """Return the key of writes that are treated alike, whichever tensors they end in."""
+    target, kind = write.target, write.kind
+    if kind.startswith("fp8") and not isinstance(write, SchemeWrite):
         raise ValueError("Atlas A2 and A3 have no fp8: choose the scheme int8")
-    if move.kind == "int4":
+    if kind == "int4":
         raise ValueError("int4 rollouts are not served on NPUs by this version: choose the scheme int8")
-    check_kind(move.kind, KINDS, "npu")
-    whole = 0 if move.whole is None else move.whole[1]
-    return move.kind, source.dtype, target.dtype, target.shape[1], whole, source.device, _device_of(move)
+    check_kind(kind, KINDS, "npu")
+    whole = 0 if write.whole is None else write.whole[1]
+    return kind, source.dtype, target.dtype, target.shape[1], whole, source.device, _device_of(write)
 
 
-def _device_of(move: Move) -> torch.device:
-    return (move.target_NK if move.place is None else move.place.tensor).device
+def _device_of(write: RowWrite) -> torch.device:
+    return (write.target if write.layout is None else write.layout.tensor).device
 
 
 def _write(pieces: list[Piece], counters: Counters, receipt: bool) -> None:
-    move, device = pieces[0].move, _device_of(pieces[0].move)
+    write, device = pieces[0].write, _device_of(pieces[0].write)
     x_NK = rows_of(pieces).to(device)
     if x_NK.numel() == 0:
         return
     scale_N = absmax_N = None
-    if move.scale is None:
-        values_NK = x_NK.to(move.target_NK.dtype)
+    if isinstance(write, CopyWrite):
+        values_NK = x_NK.to(write.target.dtype)
         if values_NK.is_floating_point():
             absmax_N = _absmax(values_NK)
-    elif move.coded:
+    elif isinstance(write, PrequantizedWrite):
         values_NK, scale_N = x_NK, scales_in(rows_of(pieces, lambda one: one.sent_scale)).to(device)
         absmax_N = scale_N.masked_fill(oracle.spoilt_rows(values_NK, scale_N), torch.inf)
-    elif move.given_N is not None:
-        absmax_N, scale_N = _absmax(x_NK), torch.cat([piece.move.given_N[piece.rows] for piece in pieces])
+    elif write.kind == "int8_static":
+        absmax_N, scale_N = _absmax(x_NK), torch.cat([piece.write.static_scale[piece.rows] for piece in pieces])
         values_NK, lost_NK = oracle.quantize_given(x_NK, scale_N)
         if receipt:
             counters.lost.append(lost_NK.sum())
     else:
         absmax_N = (
-            None if move.whole is None else _absmax(move.values(rows_of(pieces, lambda one: one.whole).to(device)))
+            None if write.whole is None else _absmax(write.values(rows_of(pieces, lambda one: one.whole).to(device)))
         )
-        values_NK, scale_N, absmax_N = _quantized(move.values(x_NK), absmax_N)
+        values_NK, scale_N, absmax_N = _quantized(write.values(x_NK), absmax_N)
     if absmax_N is not None:
         counters.absmax.append((absmax_N, [(piece.slot, piece.count) for piece in pieces]))
     runs = runs_of(pieces)
@@ -183,7 +183,7 @@ def _account(values_NK: torch.Tensor, scale_N: torch.Tensor | None, runs: list[R
         for run in runs:
             digits_NW = row_digits(run.first.first_row, run.count, values_NK.device)
             for sums in byte_digest.over_rows(run.of(bytes_NB), digits_NW, product):
-                counters.sums.append((run.first.move.weight, sums))
+                counters.sums.append((run.first.write.weight, sums))
     if scale_N is not None:
         for run in runs:
             if (pair := run.sample(values_NK)) is not None:

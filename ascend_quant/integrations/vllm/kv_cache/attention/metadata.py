@@ -61,7 +61,7 @@ class Int8CacheMetadataBuilder(AttentionMetadataBuilder[Int8CacheMetadata]):
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        from ascend_quant.kernels.cuda.serve.triton_decode import Decoder
+        from ascend_quant.kernels.cuda.serve.triton_decoder import Decoder
 
         sizes = vllm_config.compilation_config.cudagraph_capture_sizes or [1]
         most = max(vllm_config.scheduler_config.max_num_seqs, *sizes)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ascend_quant.kernels.moves import SAMPLE
+from ascend_quant.kernels.counters import SAMPLE
 from ascend_quant.oracle import pack_int4, unpack_int4
 
 TILE_K, TILE_N = 16, 64

@@ -1,4 +1,4 @@
-"""Moves with awkward values in awkward places, and what the oracle makes of them.
+"""Writes of awkward values in awkward places, and what the oracle makes of them.
 
 A case is built on the CPU from a few numbers, as flat buffers; tests put these on the device and compare them whole,
 so that a write beside the target shows. Gaps of a source hold NaN, so that reading one shows too.
@@ -10,15 +10,16 @@ import torch
 from hypothesis import strategies as st
 
 from ascend_quant import oracle
-from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move
+from ascend_quant.kernels.counters import SAMPLE, Counters
+from ascend_quant.kernels.writes import CopyWrite, Fp8Write, Int8Write, Job, PrequantizedWrite, RowWrite
 from ascend_quant.schemes import SCHEMES
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-EXACT = ("int8_exact", "int8_given")  # kinds whose values are not rounded to BF16
-QUANTIZED = ("int8", *EXACT, "fp8", "fp8_tensor", "fp8_blocks")  # kinds
+FLOAT32 = ("int8_float32", "int8_static")  # kinds whose values are not rounded to BF16
+QUANTIZED = ("int8", *FLOAT32, "fp8", "fp8_tensor", "fp8_blocks")  # kinds
 COPIES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}  # kinds that are plain copies
-CODED = {"int8 codes": "int8", "fp8 codes": "fp8"}  # kinds that come as codes, and by which kind these were made
-KINDS = (*QUANTIZED, *CODED, *COPIES)
+PREQUANTIZED = {"int8 codes": "int8", "fp8 codes": "fp8"}  # kinds that come as codes, and by which kind these were made
+KINDS = (*QUANTIZED, *PREQUANTIZED, *COPIES)
 LAYOUTS = ("plain", "aligned", "shifted", "every second", "sparse", "transposed", "columns", "columns transposed")
 LARGEST = 3.3895313892515355e38  # of BF16
 
@@ -60,7 +61,7 @@ def awkward_values(rows: int, columns: int, dtype: torch.dtype, seed: int) -> to
 
 @dataclass
 class Case:
-    """One move, whose source is `values` (or columns of it) laid out in some way.
+    """One write, whose source is `values` (or columns of it) laid out in some way.
 
     Attributes:
         columns: which of the values' columns are the matrix; all of them are its whole rows.
@@ -80,7 +81,7 @@ class Case:
 
     def __post_init__(self) -> None:
         self.matrix = self.values[:, self.columns]
-        self.given = self._given() if self.kind == "int8_given" else None
+        self.static_scale = self._static_scale() if self.kind == "int8_static" else None
         self.codes, self.scale = self._by_oracle()
         rows, columns = self.matrix.shape
         bits = oracle.as_integers(self.codes)
@@ -96,7 +97,7 @@ class Case:
     def _view(self, flat: torch.Tensor) -> torch.Tensor:
         return flat.as_strided(self.codes.shape, self.strides, self.place)
 
-    def _given(self) -> torch.Tensor:
+    def _static_scale(self) -> torch.Tensor:
         """A scale a row: too small, just right, too large or 0."""
         absmax = self.values.float().nan_to_num(1, 1, 1).abs().amax(-1)
         parts = torch.tensor([1 / 127, 1 / 127.5, 0.3 / 127, 2 / 127, 0])
@@ -105,12 +106,12 @@ class Case:
     def _by_oracle(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         if self.kind in COPIES:
             return self.matrix.to(COPIES[self.kind]), None
-        if self.given is not None:
-            return oracle.quantize_given(self.matrix, self.given)[0], self.given
-        if self.kind == "int8_exact":
+        if self.static_scale is not None:
+            return oracle.quantize_given(self.matrix, self.static_scale)[0], self.static_scale
+        if self.kind == "int8_float32":
             return oracle.quantize_rows(self.matrix, self.values.float().abs().amax(-1))
         absmax = self.values.to(torch.bfloat16).float().abs().amax(-1)
-        kind = CODED.get(self.kind, self.kind)
+        kind = PREQUANTIZED.get(self.kind, self.kind)
         return {
             "int8": lambda: oracle.quantize_weight(self.matrix, absmax),
             "fp8": lambda: oracle.quantize_fp8_rows(self.matrix, absmax),
@@ -134,33 +135,43 @@ class Case:
             "columns": ((length, 1), 1),
             "columns transposed": ((1, rows + 3), 5),
         }[self.layout]
-        if self.kind in CODED:
-            strides, skipped, flat = self._coded_rows()
+        if self.kind in PREQUANTIZED:
+            strides, skipped, flat = self._prequantized_rows()
         else:
             flat = self._laid_out(strides, skipped)
         source = flat.to(device)[0 if self.origin else skipped :]
         first = skipped if self.origin else 0
-        whole = None if self.matrix.shape == self.values.shape and self.kind not in CODED else (first, length)
+        whole = None if self.matrix.shape == self.values.shape and self.kind not in PREQUANTIZED else (first, length)
         self.target_buffer = self.before.to(device, copy=True)
         self.scale_buffer = self.target_scale = None
         if self.scale is not None:
             self.scale_buffer = torch.full((self.scale.numel() + 4,), self.scale_before, device=device)
             self.target_scale = self.scale_buffer[2:-2].view(self.scale.shape)
-        move = Move(
-            self._view(self.target_buffer),
-            self.target_scale,
-            self.first_row,
-            self.weight,
-            offset=first + (self.columns.start or 0) * strides[1],
-            row_stride=strides[0],
-            column_stride=strides[1],
-            whole=whole,
-            exact=self.kind == "int8_exact",  # given scales imply it
-            coded=self.kind in CODED,
-            given_N=None if self.given is None else self.given.to(device),
-            among=(0, rows) if self.kind == "fp8_tensor" else None,
-        )
-        return Job.of(move, source, slot)
+        kind, more = self._write(device)
+        where = {
+            "target": self._view(self.target_buffer),
+            "first_row": self.first_row,
+            "weight": self.weight,
+            "offset": first + (self.columns.start or 0) * strides[1],
+            "row_stride": strides[0],
+            "column_stride": strides[1],
+            "whole": whole,
+        }
+        return Job.of(kind(**where, **more), source, slot)
+
+    def _write(self, device: torch.device) -> tuple[type[RowWrite], dict]:
+        """The class of the write, and the fields that it alone has."""
+        if self.kind in COPIES:
+            return CopyWrite, {}
+        scale = {"scale": self.target_scale}
+        if self.kind in PREQUANTIZED:
+            return PrequantizedWrite, scale
+        if self.kind.startswith("fp8"):
+            tensor_rows = (0, len(self.values)) if self.kind == "fp8_tensor" else None
+            return Fp8Write, scale | {"tensor_rows": tensor_rows}
+        if self.static_scale is not None:
+            return Int8Write, scale | {"static_scale": self.static_scale.to(device)}
+        return Int8Write, scale | {"skip_bf16_cast": self.kind == "int8_float32"}
 
     def _laid_out(self, strides: tuple[int, int], skipped: int) -> torch.Tensor:
         rows, length = self.values.shape
@@ -169,10 +180,10 @@ class Case:
         flat.as_strided(self.values.shape, strides, skipped).copy_(self.values)
         return flat
 
-    def _coded_rows(self) -> tuple[tuple[int, int], int, torch.Tensor]:
+    def _prequantized_rows(self) -> tuple[tuple[int, int], int, torch.Tensor]:
         """The whole rows' codes, each with its scale behind it: strides, where they begin, and the memory."""
         rows, length = self.values.shape
-        codes, scale = oracle.quantize(self.values.to(torch.bfloat16), SCHEMES[CODED[self.kind]])
+        codes, scale = oracle.quantize(self.values.to(torch.bfloat16), SCHEMES[PREQUANTIZED[self.kind]])
         stride, skipped = {"aligned": ((length + 31) // 16 * 16, 32), "shifted": (length + 7, 3)}.get(
             self.layout, (length + 4, 0)
         )
@@ -202,8 +213,10 @@ class Case:
         )
 
     def clamped(self) -> int:
-        """Codes that the given scales lose."""
-        return 0 if self.given is None else int(oracle.quantize_given(self.matrix, self.given)[1].sum())
+        """Codes that the static scales lose."""
+        if self.static_scale is None:
+            return 0
+        return int(oracle.quantize_given(self.matrix, self.static_scale)[1].sum())
 
     def digest(self) -> int:
         """The codes' digest, and that of the scales 3 times, times the tensor's weight."""

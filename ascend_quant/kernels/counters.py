@@ -1,0 +1,53 @@
+"""What kernels count while they write: non-finite elements, changed codes, the digest; and which rows are compared."""
+
+import torch
+
+from ascend_quant.oracle import PRIME
+
+# Every 64th row of a resident tensor is compared with its former codes: reading all would cost a third more.
+SAMPLE = 64
+
+
+class Counters:
+    """The counts that kernels take during one refit, kept on the device and read once.
+
+    Attributes:
+        totals: int64 (SPREAD, TOTALS) changed codes, sums of the digest's low 32 bits and of its higher ones, and the
+            codes lost to clamping with static scales; spread so that programs do not queue up.
+        bad: blocks of int64 (BLOCK), non-finite elements of each source tensor.
+        clamped: the total of codes lost to clamping that `read` found last.
+    """
+
+    SPREAD, TOTALS, BLOCK = 64, 4, 4096
+    NONFINITE = "elements"  # what `read` counts of a tensor
+
+    def __init__(self, device: torch.device, sparing: bool = False):  # the work space is small at all times
+        self.totals = torch.zeros(self.SPREAD, self.TOTALS, dtype=torch.int64, device=device)
+        self.bad: list[torch.Tensor] = []
+        self.slots = self.clamped = 0
+
+    def new_slots(self, count: int = 1) -> int:
+        """The number of the next source tensor, the first of `count` in a row."""
+        self.slots += count
+        while self.slots > len(self.bad) * self.BLOCK:
+            self.bad.append(torch.zeros(self.BLOCK, dtype=torch.int64, device=self.totals.device))
+        return self.slots - count
+
+    def bad_of(self, slot: int) -> torch.Tensor:
+        """The counter of one source tensor, a view of one element."""
+        return self.bad[slot // self.BLOCK][slot % self.BLOCK]
+
+    def read(self) -> tuple[int, int, dict[int, int]]:
+        """Changed codes, the digest, and the non-finite elements by slot; waits for the device once if all is well."""
+        sums = torch.cat([self.totals.sum(0), *(block.sum().view(1) for block in self.bad)]).tolist()
+        changed, low, high, self.clamped, *bad = sums
+        found = {}
+        for i, block in enumerate(self.bad):
+            if bad[i]:
+                found |= {i * self.BLOCK + j: n for j, n in enumerate(block.tolist()) if n}
+        return changed, (low + (high << 32)) % PRIME, found
+
+
+def sampled(first_row: int, rows: int) -> slice:
+    """Return which of `rows` rows, from row `first_row` of the tensor on, are compared with their former codes."""
+    return slice(-first_row % SAMPLE, rows, SAMPLE)

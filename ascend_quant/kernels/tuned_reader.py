@@ -1,0 +1,66 @@
+"""What a file of choices may say, checked value by value: kernels trust the tiles (tuned.py) that are read from it."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+BLOCK = re.compile(r"block_[mnk]|(up|down)_[nk]")  # fields that hold sides of a tile
+WARPS = re.compile(r"((up|down)_)?warps")
+MORE = (0, 64)  # tokens of HopperTiles.more: one warp group's
+ADDED = ("more",)  # fields that older files lack
+LEAST_BLOCK, LARGEST = 16, 4096  # what a tensor core takes; above all that fits into a processor
+Choice = dict[str, int | bool | str]  # "by": a way; its fields
+
+
+class BadTable(ValueError):
+    """A file of choices that says something else than choices; names the file and the place."""
+
+
+class ChoicesReader(NamedTuple):
+    """The reader of a file of choices, which says which place of which file is wrong."""
+
+    file: Path
+
+    def object(self, value: object, place: str) -> dict:
+        return value if isinstance(value, dict) else self._refuse(place, f"{value!r:.80} is no object")
+
+    def known(self, name: object, names: Mapping, place: str) -> bool:
+        if not (isinstance(name, str) and name in names):
+            self._refuse(place, f"{name!r:.80} is none of {', '.join(names)}")
+        return True
+
+    def numbers(self, text: str, place: str, axes: tuple[str, ...]) -> tuple[int, ...]:
+        parts = text.split("x")
+        if len(parts) != len(axes) or not all(map(NUMBER.fullmatch, parts)):
+            self._refuse(place, f"{text!r:.80} is not {'x'.join(axes)}, numbers above 0")
+        return tuple(map(int, parts))
+
+    def choice(self, value: object, ways: Mapping[str, Mapping[str, type]], place: str) -> Choice:
+        choice = self.object(value, place)
+        self.known(choice.get("by"), ways, f"{place}.by")
+        fields = ways[choice["by"]]
+        for name in choice.keys() - {"by"}:
+            self.known(name, fields, place)
+        for name, kind in fields.items():
+            if name not in choice and name in ADDED:
+                continue
+            found, least = choice.get(name), least_of(name)
+            if type(found) is not kind:
+                self._refuse(f"{place}.{name}", f"{found!r:.80} is no {kind.__name__}")
+            if kind is int and not least <= found <= LARGEST:
+                self._refuse(f"{place}.{name}", f"{found!r:.80} is no int from {least} to {LARGEST}")
+            if (BLOCK.fullmatch(name) or WARPS.fullmatch(name)) and found & (found - 1):
+                self._refuse(f"{place}.{name}", f"{found} is no power of 2, as Triton needs one")
+            if name == "more" and found not in MORE:
+                self._refuse(f"{place}.{name}", f"{found} is none of {', '.join(map(str, MORE))}")
+        return choice
+
+    def _refuse(self, place: str, why: str):
+        raise BadTable(f"{self.file}: {' '.join(place.split()):.200}: {why}; fix or delete it")
+
+
+def least_of(name: str) -> int:
+    """The least value of a choice's field that is a number; `ahead` steps and `more` tokens there may be none."""
+    return LEAST_BLOCK if BLOCK.fullmatch(name) else int(name not in ("ahead", "more"))

@@ -1,0 +1,46 @@
+"""Shards cut into matrices whose rows follow each other, in the source and in the engine's buffer."""
+
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+from typing import NamedTuple
+
+import torch
+
+
+class Piece(NamedTuple):
+    """A matrix of a shard and where it goes, with where its scales go, its whole rows and its static scales if any."""
+
+    source: torch.Tensor
+    target: torch.Tensor
+    scale: torch.Tensor | None
+    whole: torch.Tensor | None
+    static_scale: torch.Tensor | None
+
+    def each(self, part: Callable[[torch.Tensor], torch.Tensor]) -> "Piece":
+        """Return a piece of that part of each tensor."""
+        scale, whole, static_scale = (None if one is None else part(one) for one in self[2:])
+        return Piece(part(self.source), part(self.target), scale, whole, static_scale)
+
+
+def matrices_of(piece: Piece, length: int) -> Iterator[Piece]:
+    """Split stacks of matrices into as few (N, K) pieces as their strides allow; one row is a matrix of one row."""
+    target = piece.target
+    if target.dim() == 1:
+        yield piece.each(itemgetter(None))
+    elif target.dim() == 2 and (target.shape[0] == 1 or target.stride(0) == length):
+        yield piece
+    elif target.dim() == 3 and all(one is None or _flattens(one) for one in (piece.source, target, piece.whole)):
+        yield from matrices_of(piece.each(lambda stack: stack.flatten(0, 1)), length)
+    else:
+        for i in range(target.shape[0]):
+            yield from matrices_of(piece.each(itemgetter(i)), length)
+
+
+def _flattens(tensor: torch.Tensor) -> bool:
+    """Return whether the first two dimensions are one, as far as addresses go."""
+    return tensor.stride(0) == tensor.shape[1] * tensor.stride(1)
+
+
+def offset_in(view: torch.Tensor, tensor: torch.Tensor) -> int:
+    """Return how many elements a view begins behind the first element of a tensor."""
+    return int(view.storage_offset()) - int(tensor.storage_offset())  # symbolic in graphs alone
