@@ -1,4 +1,4 @@
-"""Where the sequences of a packed or padded micro-batch lie, for attention that computes each of them by itself.
+"""Attention within each sequence of a packed or padded micro-batch, and where these sequences lie.
 
 Shape suffixes: B rows of a batch, S tokens of a row, T tokens of all sequences, N sequences, H heads, D head dimension.
 """
@@ -25,6 +25,58 @@ class Sequences(NamedTuple):
     kept: torch.Tensor | None = None
 
 
+class Exchange(NamedTuple):
+    """The exchange of heads for tokens among ranks that have a part of every row each (Ulysses).
+
+    Attributes:
+        to_tokens: from this rank's tokens of q, k and v (B, S, H, D) to all tokens of some heads.
+        positions: from this rank's position ids to those of all ranks.
+        to_heads: from the attention of all tokens and some heads to that of this rank's tokens and all heads.
+    """
+
+    to_tokens: Callable[..., Many[torch.Tensor]]
+    positions: Callable[[torch.Tensor], torch.Tensor]
+    to_heads: Callable[[torch.Tensor], torch.Tensor]
+
+
+def attend(
+    qkv_BHSD: Many[torch.Tensor],
+    attention_mask: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
+    compute: Callable[..., torch.Tensor],
+    exchange: Exchange | None = None,
+) -> torch.Tensor:
+    """Compute attention within each sequence, (B, S, H, D).
+
+    Args:
+        attention_mask: (B, S), true tokens nonzero, or None if nothing is padded.
+        position_ids: (B, S); without a mask, a sequence begins wherever it is 0. Without either, each row is one.
+        compute: from q, k, v (T, H, D) and their `Sequences` to the attention (T, H, D).
+        exchange: of heads for tokens, before and after it.
+    """
+    q, k, v = (x.transpose(1, 2) for x in qkv_BHSD)
+    if exchange is not None:
+        q, k, v = exchange.to_tokens(q, k, v)
+    batch = q.shape[:2]
+    if attention_mask is not None:
+        sequences = once(attention_mask, from_mask)
+    elif position_ids is not None:
+        sequences = once(position_ids, from_positions, batch, exchange and exchange.positions)
+    else:
+        sequences = whole_rows(*batch, q.device)
+    out = compute(*(true_tokens(x, sequences.kept) for x in (q, k, v)), sequences)
+    out = padded_again(out, sequences.kept, batch)
+    return out if exchange is None else exchange.to_heads(out)
+
+
+def refuse(module: torch.nn.Module, attention: str, asked: dict[str, Any]) -> None:
+    """Raise NotImplementedError if transformers asks an attention for what it does not compute: what is not None."""
+    if found := [f"{what}={value}" for what, value in asked.items() if value is not None]:
+        raise NotImplementedError(
+            f"{type(module).__name__}: {attention} has no {', '.join(found)}; use another attention"
+        )
+
+
 def once(tensor: torch.Tensor, read: Callable[..., Sequences], *more: Any) -> Sequences:
     """`read(tensor, *more)`, kept on the tensor: all layers, and checkpointing's second forward, get the same one.
 
@@ -38,8 +90,14 @@ def once(tensor: torch.Tensor, read: Callable[..., Sequences], *more: Any) -> Se
     return found[1]
 
 
-def from_positions(position_ids: torch.Tensor, batch: tuple[int, int]) -> Sequences:
+def from_positions(
+    position_ids: torch.Tensor,
+    batch: tuple[int, int],
+    of_all_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> Sequences:
     """A sequence begins where the position is 0, and with every row."""
+    if of_all_ranks is not None:
+        position_ids = of_all_ranks(position_ids)
     begins = position_ids.expand(batch) == 0  # a model without padding may give one row of positions for all
     begins[:, 0] = True
     return _sequences(begins.flatten().nonzero().flatten(), begins.numel())

@@ -48,25 +48,17 @@ def attention(
     Raises:
         NotImplementedError: dropout, a softcap, sinks, a window, a cache, or no causal mask.
     """
-    refused = {name: more[name] for name in REFUSED if more.get(name) is not None}
-    if dropout:
-        refused["dropout"] = dropout
-    if q_BHSD.shape[2] != k_BHSD.shape[2]:
-        refused["tokens of queries and keys"] = (q_BHSD.shape[2], k_BHSD.shape[2])
-    if not (module.is_causal if more.get("is_causal") is None else more["is_causal"]):
-        refused["is_causal"] = False
-    if refused:
-        raise NotImplementedError(f"{type(module).__name__}: {NAME} has no {refused}")
-    q, k, v = (x.transpose(1, 2) for x in (q_BHSD, k_BHSD, v_BHSD))
-    batch = q.shape[:2]
-    if attention_mask is not None:
-        sequences = packing.once(attention_mask, packing.from_mask)
-    elif position_ids is not None:
-        sequences = packing.once(position_ids, packing.from_positions, batch)
-    else:
-        sequences = packing.whole_rows(*batch, q.device)
-    out = by_sequence(*(packing.true_tokens(x, sequences.kept) for x in (q, k, v)), sequences, scaling)
-    return packing.padded_again(out, sequences.kept, batch), None
+    is_causal = module.is_causal if more.get("is_causal") is None else more["is_causal"]
+    tokens = q_BHSD.shape[2], k_BHSD.shape[2]
+    asked = {
+        **{name: more.get(name) for name in REFUSED},
+        "dropout": dropout or None,
+        "cache: tokens of queries and keys": None if tokens == tokens[::-1] else tokens,
+        "is_causal": None if is_causal else False,
+    }
+    packing.refuse(module, NAME, asked)
+    compute = partial(by_sequence, scale=scaling)
+    return packing.attend((q_BHSD, k_BHSD, v_BHSD), attention_mask, position_ids, compute), None
 
 
 def by_sequence(

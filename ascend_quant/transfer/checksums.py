@@ -14,8 +14,7 @@ A trainer with fake quantization also says which layers it leaves unquantized; t
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +25,7 @@ from ascend_quant.kernels.events import HostCopy
 from ascend_quant.names import Unquantized
 from ascend_quant.oracle import PRIME, add_digests
 from ascend_quant.transfer.errors import RefitError
-from ascend_quant.transfer.validate import NamedTensor, checked
+from ascend_quant.transfer.validate import NamedTensor, check_sent
 
 SENT = "ascend_quant.sent_digests"  # travels like a parameter of this name
 FORMAT = 3  # 2 had no left_alone; 1 neither dtype nor shape, and sums modulo 2**32
@@ -95,6 +94,11 @@ class Digests:
         """Take in the `as_dict()` of other `Digests`, say of the rank that holds the other parts."""
         for name, other in others.items():
             self._count(name, other)
+
+    def clear(self) -> None:
+        """Forget all tensors, for another sync."""
+        self._known.clear()
+        self._unread.clear()
 
     def as_dict(self) -> dict[str, Digest]:
         """Each tensor's digest; waits for the device."""
@@ -254,30 +258,18 @@ def sending(weights: Iterable[NamedTensor], unquantized: Unquantized | None = No
     Raises:
         RefitError: see `sent.check_sent`.
     """
-    return sending_groups(([pair] for pair in weights), unquantized)  # whoever produces them may reuse their memory
-
-
-def sending_groups(
-    groups: Iterable[Sequence[NamedTensor]],
-    unquantized: Unquantized | None = None,
-    travelling: Callable[[Iterable[Sequence[NamedTensor]]], Iterable[NamedTensor]] = chain.from_iterable,
-) -> Iterator[NamedTensor]:
-    """Yield weights that are there group by group, then their digests: those of a group take one launch.
-
-    Args:
-        travelling: from the groups to what of them leaves, whose digests they are not.
-    """
     digests, device = Digests(), torch.device("cpu")
-
-    def noted() -> Iterator[Sequence[NamedTensor]]:
-        for group in groups:
-            digests.add_all(checked(group))
-            yield group
-
-    for name, tensor in travelling(noted()):
+    for name, tensor in weights:
+        check_sent(name, tensor)
+        digests.add(name, tensor)  # at once: whoever produces them may reuse their memory
         device = tensor.device
         yield name, tensor
-    yield SENT, encode(digests.as_dict(), unquantized).to(device)
+    yield digests_message(digests, unquantized, device)
+
+
+def digests_message(digests: Digests, unquantized: Unquantized | None, device: torch.device) -> NamedTensor:
+    """Return the tensor that follows a sync's last weight, under the name SENT; waits for the device."""
+    return SENT, encode(digests.as_dict(), unquantized).to(device)
 
 
 class Receiving:
@@ -303,7 +295,8 @@ class Receiving:
         if not self._wanted:
             return list(weights)
         parameters: list[NamedTensor] = []
-        for name, tensor in checked(weights):
+        for name, tensor in weights:
+            check_sent(name, tensor)
             if name == SENT:
                 if self._message is not None:
                     raise RefitError(f"the trainer's digests ({SENT}) came twice in one sync: send each tensor once")

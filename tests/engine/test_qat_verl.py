@@ -6,6 +6,7 @@ In a process of its own: verl's workers join a process group and change the proc
 import pickle
 import subprocess
 import sys
+from inspect import getclosurevars
 
 import pytest
 
@@ -25,6 +26,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from ascend_quant import oracle
 from ascend_quant.integrations.verl.training.qat import FakeQuantization
 from ascend_quant.integrations.verl.training.qat_worker import fake_quantizing
+from ascend_quant.integrations.verl.sending.options import SendOptions
 from ascend_quant.integrations.verl.sending.sender import SendingTrainingWorker, sends_weights
 from ascend_quant.transfer.checksums import SENT
 from ascend_quant.qat import without_fake_quantization
@@ -53,10 +55,10 @@ def worker(kind):
     return made
 
 wanted = FakeQuantization(SCHEME, ("re:.*self_attn.*",))
-qat = fake_quantizing(sends_weights(ActorRolloutRefWorker), wanted)
-assert issubclass(qat.actor_worker_cls, SendingTrainingWorker)
+qat = fake_quantizing(sends_weights(ActorRolloutRefWorker, SendOptions()), wanted)
 assert qat.ref_worker_cls is TrainingWorker
 actor = worker(qat.actor_worker_cls)
+assert isinstance(actor, SendingTrainingWorker)
 
 reference = copy.deepcopy(model)
 for name, w in reference.named_parameters():
@@ -132,4 +134,5 @@ def test_the_actors_class_reaches_other_processes():
     workers = {role: plain_class(kind) for role, kind in trainer.role_worker_mapping.items()}
     assert workers["critic"] is TrainingWorker
     actor = pickle.loads(cloudpickle.dumps(workers["actor"]))
-    assert actor.actor_worker_cls.fake_quantization == wanted and actor.ref_worker_cls is TrainingWorker
+    assert getclosurevars(actor.actor_worker_cls).nonlocals["wanted"] == wanted
+    assert actor.ref_worker_cls is TrainingWorker

@@ -110,7 +110,9 @@ def test_a_batch_without_positions_or_padding():
 def test_under_autocast_the_kernel_gets_one_dtype(monkeypatch):
     """As with verl's mixed precision: norms of queries and keys leave float32, and values are bfloat16."""
     given, compute = [], packed_attention.varlen
-    monkeypatch.setattr(packed_attention, "varlen", lambda *a: given.extend(x.dtype for x in a[:3]) or compute(*a))
+    monkeypatch.setattr(
+        packed_attention, "varlen", lambda *a, **how: given.extend(x.dtype for x in a[:3]) or compute(*a, **how)
+    )
     ours, theirs = models("qwen3")
     with torch.autocast("cpu", torch.bfloat16):
         found, expected = packed(ours, texts()), one_at_a_time(theirs, texts())
@@ -120,8 +122,8 @@ def test_under_autocast_the_kernel_gets_one_dtype(monkeypatch):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_lengths_are_read_once_a_micro_batch(checkpointing: bool, monkeypatch):
-    read, times = packed_attention._from_positions, []
-    monkeypatch.setattr(packed_attention, "_from_positions", lambda *a: times.append(1) or read(*a))
+    read, times = packing.from_positions, []
+    monkeypatch.setattr(packing, "from_positions", lambda *a: times.append(1) or read(*a))
     ours, theirs = models("qwen2", checkpointing)
     assert_same(ours, theirs, packed(ours, texts()), one_at_a_time(theirs, texts()))
     assert len(times) == 1

@@ -21,11 +21,12 @@ def check_rank(rank: int, folder) -> None:
     join(rank, RANKS, folder)
     import verl  # noqa: F401  the plugin brings the cpu platform
 
+    from ascend_quant import packing
     from ascend_quant.integrations.verl.training import packed_attention
 
     expected = expected_gradients()
-    read, times = packed_attention._from_positions, []
-    packed_attention._from_positions = lambda *a: times.append(1) or read(*a)
+    read, times = packing.from_positions, []
+    packing.from_positions = lambda *a: times.append(1) or read(*a)
     for ulysses in (1, RANKS):
         engine = build(folder, packed_attention.PACKED, ulysses)
         times.clear()

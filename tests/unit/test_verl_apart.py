@@ -21,6 +21,7 @@ from ascend_quant.integrations.verl import cpu_settings, hooks, main_fully_async
 from ascend_quant.integrations.verl.asynchronous import experimental, fully_async, one_step_off
 from ascend_quant.integrations.verl.asynchronous.experimental import RefitExperimentalTrainer
 from ascend_quant.integrations.verl.compat import actor_options, plain_class
+from ascend_quant.integrations.verl.sending.options import SendOptions
 from ascend_quant.integrations.verl.sending.sender import SendsWeights
 from ascend_quant.integrations.verl.training.qat import FakeQuantization
 from ascend_quant.integrations.wrapping import install
@@ -60,7 +61,9 @@ def test_the_entries_find_verls_settings(entry, name, more):
 
 
 def settings() -> DictConfig:
-    rollout = {"dtype": "bfloat16", "engine_kwargs": {"ascend_quant": {"proof": False}}}
+    transfer = {"backend": "nccl", "update_weights_bucket_megabytes": 1}
+    options = {"ascend_quant": {"proof": False}}
+    rollout = {"dtype": "bfloat16", "engine_kwargs": options, "checkpoint_engine": transfer}
     actor = {"rollout": rollout, "model": {}, "actor": {"strategy": "fsdp2"}}
     return OmegaConf.create({"actor_rollout_ref": actor, "trainer": {"device": "cpu"}, "algorithm": {}})
 
@@ -120,7 +123,9 @@ def test_the_actor_sends_and_the_critic_stays(monkeypatch):
     mapping, _ = create_role_worker_mapping(config)
     workers = [plain_class(kind) for kind in Trainer(config, mapping).role_worker_mapping.values()]
     sending = [kind for kind in workers if issubclass(kind, SendsWeights)]
-    assert len(sending) == 1 and not sending[0].actor_worker_cls.proves and sending[0].actor_worker_cls.rounds
+    assert len(sending) == 1
+    options = vars(sending[0])["actor_worker_cls"].__func__.keywords["options"]
+    assert options == SendOptions(proves=False, rounds=True, bucket=1 << 20)
     assert [kind for kind in workers if kind not in sending] == [TrainingWorker]
 
 

@@ -50,7 +50,7 @@ def rounds(name: str, tensor: torch.Tensor) -> bool:
     return tensor.dtype == torch.float32 and not name.startswith(("odd", "vector"))
 
 
-def as_what(name: str, tensor: torch.Tensor) -> torch.dtype | Scheme:
+def dtype_or_scheme(name: str, tensor: torch.Tensor) -> torch.dtype | Scheme:
     if name in CODED:
         return INT8
     return torch.bfloat16 if rounds(name, tensor) else tensor.dtype
@@ -58,7 +58,7 @@ def as_what(name: str, tensor: torch.Tensor) -> torch.dtype | Scheme:
 
 def as_it_leaves(name: str, whole: torch.Tensor) -> torch.Tensor:
     """Made of the whole tensor."""
-    left = as_what(name, whole)
+    left = dtype_or_scheme(name, whole)
     return coded([(name, whole)], left)[0][1] if left is INT8 else whole.to(left)
 
 
@@ -72,8 +72,8 @@ def check_rank(rank: int, folder) -> None:
         assert all(map(gathering.is_gathered_flat, sharded.values()))
         for at_once in (1, 200, 1 << 30):
             gathering.AT_ONCE = at_once
-            shares = gathering.shares(sharded, CPU, as_what)
-            groups = list(gathering.gathered(shares))  # all kept: none has another's memory
+            # all kept: none has another's memory
+            groups = list(gathering.gathered(sharded, CPU, dtype_or_scheme, list))
             assert [name for group in groups for name, _ in group] == list(sharded)
             assert (len(groups) == len(sharded)) == (at_once == 1)
             for name, whole in (pair for group in groups for pair in group):
@@ -95,11 +95,10 @@ def check_engine(rank: int, folder, tied: bool) -> None:
     join(rank, 2, folder)
     import verl  # noqa: F401  the plugin brings the cpu platform
     from packed_engine import build
-    from verl.workers.engine_workers import ActorRolloutRefWorker
 
     from ascend_quant.integrations.verl import compat
-    from ascend_quant.integrations.verl.sending import sender
-    from ascend_quant.integrations.verl.sending import sync_metrics as sent_figures
+    from ascend_quant.integrations.verl.sending.options import SendOptions
+    from ascend_quant.integrations.verl.sending.weight_sender import WeightSender
     from ascend_quant.integrations.verl.training import packed_attention
     from ascend_quant.transfer.checksums import Receiving
 
@@ -108,8 +107,7 @@ def check_engine(rank: int, folder, tied: bool) -> None:
     expected = {name: tensor.bfloat16() if tensor.dim() == 2 else tensor for name, tensor in verls}
     head = expected["lm_head.weight"]
     assert torch.equal(head, expected["model.embed_tokens.weight"]) == tied
-    worker = object.__new__(sender.sends_weights(ActorRolloutRefWorker, "bfloat16").actor_worker_cls)
-    worker.engine, worker.figures = engine, sent_figures.SentFigures()
+    sender = WeightSender(engine, SendOptions(rounds=True))
     for verl_gathers in (False, True):
         if verl_gathers:
             compat.fsdp2_shards = lambda engine: None
@@ -117,11 +115,11 @@ def check_engine(rank: int, folder, tied: bool) -> None:
         elif tied:
             del expected["lm_head.weight"]
         receiving = Receiving()
-        found = dict(receiving.take(list(worker.as_sent(engine.get_per_tensor_param()[0]))))
+        found = dict(receiving.take(list(sender.as_sent(engine.get_per_tensor_param()[0], None))))
         assert receiving.prove() == len(expected)
         assert set(found) == set(expected)
         assert all(torch.equal(found[name], expected[name]) for name in expected), verl_gathers
-        figures = worker.figures.as_metrics()
+        figures = sender.metrics.as_metrics()
         assert figures["refit/bytes_sent"] == sum(tensor.nbytes for tensor in expected.values())
         assert figures["refit/gather_ms"] > 0
     leave()

@@ -13,17 +13,21 @@ pytest.importorskip("vllm", reason="verl's workers need vLLM")
 
 import transformers
 from verl.single_controller.base.decorator import MAGIC_ATTR
-from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.engine_workers import TrainingWorker
 
 from ascend_quant.integrations.verl import settings
-from ascend_quant.integrations.verl.sending import hooks, sender
-from ascend_quant.integrations.verl.sending.kv_amax import Maxima
-from ascend_quant.integrations.verl.sending.sync_metrics import SentFigures
+from ascend_quant.integrations.verl.sending import hooks, weight_sender
+from ascend_quant.integrations.verl.sending.kv_amax import AmaxObserver
+from ascend_quant.integrations.verl.sending.options import SendOptions
+from ascend_quant.integrations.verl.sending.sender import SendingTrainingWorker
+from ascend_quant.integrations.verl.sending.weight_sender import WeightSender
+from ascend_quant.integrations.verl.settings import Patches
 from ascend_quant.integrations.verl.training.attention_settings import PACKED
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.kv_cache.scales import AGE, FP8, INT8, Form, sent_name
 from ascend_quant.refit import RefitError
 from ascend_quant.transfer.checksums import Receiving
+from ascend_quant.transfer.delta import Receiver
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 100, "head_dim": 16}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -65,7 +69,7 @@ def run(model: torch.nn.Module, ids: torch.Tensor) -> None:
     model(input_ids=ids, position_ids=torch.arange(ids.shape[1]).unsqueeze(0), use_cache=False)
 
 
-def sent(maxima: Maxima, model: torch.nn.Module) -> dict[str, list[float]]:
+def sent(maxima: AmaxObserver, model: torch.nn.Module) -> dict[str, list[float]]:
     return {name: tensor.tolist() for name, tensor in maxima.as_sent(model, CPU)}
 
 
@@ -84,8 +88,8 @@ def expected(model: torch.nn.Module, ids: list[torch.Tensor], age: int = 0, form
     ("kind", "attention"), [("llama", "eager"), ("qwen2", "sdpa"), ("qwen3", PACKED), ("qwen3-moe", PACKED)]
 )
 def test_scales_are_of_what_attention_gets_behind_norms_and_rotation(kind, attention, form):
-    model, maxima = made(kind, attention), Maxima(form)
-    with maxima.taking(), torch.no_grad():
+    model, maxima = made(kind, attention), AmaxObserver(form)
+    with maxima.observe(), torch.no_grad():
         for ids in texts():
             run(model, ids)
     run(model, texts(7)[1] * 0 + 99)  # outside nobody looks
@@ -98,16 +102,16 @@ def test_scales_are_of_what_attention_gets_behind_norms_and_rotation(kind, atten
 
 
 def test_a_step_begins_anew_two_syncs_of_a_step_send_the_same_and_a_step_without_a_pass_takes_while_it_trains():
-    model, maxima = made("qwen2", "sdpa"), Maxima()
+    model, maxima = made("qwen2", "sdpa"), AmaxObserver()
     first, second, third = (texts(seed) for seed in (1, 2, 3))
     assert maxima.as_sent(model, CPU) == []  # the sync before the first step
 
     def log_probs(ids):
-        with maxima.taking():
+        with maxima.observe():
             run(model, ids)
 
     def train(ids):
-        with maxima.training():
+        with maxima.observe_update():
             run(model, ids)
 
     for ids in first:
@@ -126,12 +130,12 @@ def test_a_step_begins_anew_two_syncs_of_a_step_send_the_same_and_a_step_without
 
 
 def test_checkpointed_layers_and_their_gradients_are_as_before():
-    model, maxima = made("qwen3", "sdpa").train(), Maxima()
+    model, maxima = made("qwen3", "sdpa").train(), AmaxObserver()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     gradients = []
     for looked in (False, True):
         model.zero_grad()
-        with maxima.training() if looked else torch.enable_grad():
+        with maxima.observe_update() if looked else torch.enable_grad():
             model(input_ids=texts()[1], labels=texts()[1], use_cache=False).loss.backward()
         gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
     assert all(torch.equal(gradients[0][name], gradient) for name, gradient in gradients[1].items())
@@ -139,10 +143,10 @@ def test_checkpointed_layers_and_their_gradients_are_as_before():
 
 
 def test_nan_is_not_hidden_and_an_attention_that_nobody_saw_is_named():
-    model, maxima = made("qwen2", "sdpa"), Maxima()
+    model, maxima = made("qwen2", "sdpa"), AmaxObserver()
     with torch.no_grad():
         model.model.layers[2].self_attn.v_proj.bias[0] = float("nan")
-    with maxima.taking():
+    with maxima.observe():
         run(model, texts()[0])
     assert isnan(sent(maxima, model)[sent_name("model.layers.2.self_attn", "v")][0])
     del maxima._of[model.model.layers[1].self_attn]
@@ -155,10 +159,10 @@ def test_the_worker_takes_them_and_they_are_proved_behind_the_weights(monkeypatc
     model = made("qwen2", "sdpa")
     for name in ("infer_batch", "train_mini_batch"):
         monkeypatch.setattr(TrainingWorker, name, lambda self, ids: run(model, ids))
-    worker = object.__new__(sender.sends_weights(ActorRolloutRefWorker, None, True, FP8).actor_worker_cls)
-    vars(worker).update(maxima=Maxima(), figures=SentFigures(), engine=SimpleNamespace(module=model))
+    worker = object.__new__(SendingTrainingWorker)
+    worker.sender = WeightSender(SimpleNamespace(module=model), SendOptions(form=FP8))
     assert all(hasattr(getattr(type(worker), name), MAGIC_ATTR) for name in ("infer_batch", "train_mini_batch"))
-    monkeypatch.setattr(sender, "own_device", lambda: CPU)
+    monkeypatch.setattr(weight_sender, "own_device", lambda: CPU)
     weights = {"a.weight": torch.ones(2, 2)}
     for passes in (0, 1):
         if passes:
@@ -172,22 +176,37 @@ def test_the_worker_takes_them_and_they_are_proved_behind_the_weights(monkeypatc
         assert {name: arrived[name].tolist() for name in scales} == scales
 
 
+def test_a_delta_sync_before_any_pass_has_no_group_of_scales(monkeypatch):
+    monkeypatch.setattr(weight_sender, "own_device", lambda: CPU)
+    model = made("qwen2", "sdpa")
+    sends = WeightSender(SimpleNamespace(module=model), SendOptions(proves=False, form=FP8, patches=Patches(CPU)))
+    receiver, weights = Receiver(CPU), {"a.weight": torch.ones(2, 2)}
+    for passes in (0, 1):
+        if passes:
+            with sends.observing():
+                run(model, texts()[1])
+        sends.delta.against(1, passes)
+        receiver.begin()
+        arrived = [pair for blob in sends.as_sent(weights.items(), None) for pair in receiver.take(*blob)]
+        receiver.settle()
+        assert [name for name, _ in arrived] == [*weights, *(expected(model, texts()[1:2]) if passes else ())]
+
+
 @pytest.mark.parametrize("form", [FP8, INT8], ids=lambda form: form.cache)
 def test_int8_has_a_pass_of_its_own_before_the_first_weights_leave(monkeypatch, form):
-    model, maxima = made("qwen3", "sdpa"), Maxima(form)
-    worker = object.__new__(sender.sends_weights(ActorRolloutRefWorker, None, True, form).actor_worker_cls)
-    modes = []
+    model, modes = made("qwen3", "sdpa"), []
     engine = SimpleNamespace(module=model, eval_mode=lambda: nullcontext(modes.append("eval")))
-    vars(worker).update(maxima=maxima, engine=engine)
-    monkeypatch.setattr(sender, "own_device", lambda: CPU)
-    get = worker.once_looked_at(lambda base_sync_done: ("weights", base_sync_done))
+    sends = WeightSender(engine, SendOptions(form=form))
+    maxima = sends.amax
+    monkeypatch.setattr(weight_sender, "own_device", lambda: CPU)
+    get = sends.calibrated(lambda base_sync_done: ("weights", base_sync_done))
     for _ in range(2):
         assert get(base_sync_done=True) == ("weights", True)
     assert modes == ["eval"] * form.by_channel and maxima.has_seen is form.by_channel
     found = sent(maxima, model)
     assert len(found) == (len(form.kinds) * SIZES["num_hidden_layers"] + 1) * form.by_channel
     assert all(min(values) > 0 for name, values in found.items() if name != AGE)
-    with maxima.taking():
+    with maxima.observe():
         run(model, texts()[1])
     assert sent(maxima, model) == expected(model, texts()[1:2], form=form)  # nothing of that pass is left
 

@@ -18,7 +18,7 @@ def check_rank(rank: int, folder) -> None:
     import verl  # noqa: F401  the plugin brings the cpu platform
 
     from ascend_quant.integrations.verl.sending import hooks
-    from ascend_quant.integrations.verl.sending.kv_amax import Maxima
+    from ascend_quant.integrations.verl.sending.kv_amax import AmaxObserver
     from ascend_quant.integrations.verl.training.attention_settings import PACKED
     from ascend_quant.integrations.wrapping import install
     from ascend_quant.kv_cache.scales import AGE, FP8, INT8, sent_name
@@ -33,8 +33,8 @@ def check_rank(rank: int, folder) -> None:
             if kind in form.kinds
         }
         for ulysses in (1, RANKS):
-            engine, maxima = build(folder, PACKED, ulysses), Maxima(form)
-            with maxima.training():
+            engine, maxima = build(folder, PACKED, ulysses), AmaxObserver(form)
+            with maxima.observe_update():
                 gradients(engine)
             alone = [found.clone() for found in maxima._of.values()]
             sent = {name: tensor.tolist() for name, tensor in maxima.as_sent(engine.module, torch.device("cpu"))}

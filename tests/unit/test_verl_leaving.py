@@ -11,7 +11,7 @@ pytest.importorskip("zmq", reason="verl's weight transfer needs pyzmq")
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.integrations.verl.sending.wire_format import Leaving, kept_by
+from ascend_quant.integrations.verl.sending.wire_format import WireFormat, kept_by
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 
@@ -40,7 +40,7 @@ KEPT = (  # the engine has some of these in float32, and the others are small
 
 def rounded(weights, kept=()):
     """The weights as they leave for a BF16 engine."""
-    return chain.from_iterable(Leaving(True, kept).each(weights))
+    return chain.from_iterable(WireFormat(True, kept).each(weights))
 
 
 def float32(*shape: int) -> torch.Tensor:

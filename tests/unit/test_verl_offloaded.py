@@ -20,18 +20,16 @@ INT8 = SCHEMES["int8"]
 CODED = "model.layers.0.mlp.up_proj.weight"
 
 
-def worker_of(folder, keeps: bool = True):
-    """The worker that sends, with verl's engine, whose weights wait on the host; and what verl moved there of it."""
+def sender_of(folder, keeps: bool = True):
+    """Sends the weights of verl's engine, which wait on the host; with it what verl moved there of it."""
     from packed_engine import build
-    from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    from ascend_quant.integrations.verl.sending import sender
-    from ascend_quant.integrations.verl.sending import sync_metrics as sent_figures
+    from ascend_quant.integrations.verl.sending.options import SendOptions
+    from ascend_quant.integrations.verl.sending.weight_sender import WeightSender
     from ascend_quant.integrations.verl.training import packed_attention
 
-    own, moved = object.__new__(sender.sends_weights(ActorRolloutRefWorker, "bfloat16").actor_worker_cls), []
-    own.engine, own.figures = build(folder, packed_attention.PACKED, 1, offload=True), sent_figures.SentFigures()
-    own.keeps_weights, own.bucket = keeps, 1 << 30
+    engine, moved = build(folder, packed_attention.PACKED, 1, offload=True), []
+    own = WeightSender(engine, SendOptions(rounds=True, keeps_weights=keeps, bucket=1 << 30))
     move = own.engine.to
 
     def to(device: str, **what: bool) -> None:
@@ -68,7 +66,7 @@ def synced(own, by=lambda weight: None) -> None:
     by(weight)
     assert torch.equal(before, weight.to_local()) == (by.__name__ == "<lambda>")
     receiving, wanted = Receiving(), expected(own)
-    found = dict(receiving.take(list(own.as_sent(own.engine.get_per_tensor_param()[0]))))
+    found = dict(receiving.take(list(own.as_sent(own.engine.get_per_tensor_param()[0], None))))
     assert receiving.prove() == len(wanted) and found.keys() == wanted.keys()
     assert all(torch.equal(found[name], one) for name, one in wanted.items())
     own.engine.to("cpu", model=True, optimizer=False, grad=False)
@@ -112,7 +110,7 @@ WRITERS = (in_place, each, of_data, one_element, of_the_shard, as_numpy, in_shar
 
 def check_what_leaves(folder) -> None:
     """As BF16 and as codes, whoever has written to the weights after the update."""
-    own, _ = worker_of(folder)
+    own, _ = sender_of(folder)
     synced(own)  # the weights that training begins with
     for codes in (False, True):
         if codes:
@@ -124,7 +122,7 @@ def check_what_leaves(folder) -> None:
 
 def check_moves(folder) -> None:
     for keeps, after_update in ((True, []), (False, ["grad", "model"])):
-        own, moved = worker_of(folder, keeps)
+        own, moved = sender_of(folder, keeps)
         for mode, left in (("train", after_update), ("eval", ["model"])):
             update(own, 0.125, mode)
             assert moved[-1] == left, (keeps, mode)

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,27 +11,26 @@ pytest.importorskip("verl", reason="the verl adapter needs verl")
 pytest.importorskip("vllm", reason="verl's workers need vLLM")
 
 import torch
-from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from ascend_quant.integrations.verl.receiving.replica import PassingOnWorker
+from ascend_quant.integrations.verl.receiving.replica import RelayWorker
 from ascend_quant.integrations.verl.sending import delta_sync as patches
-from ascend_quant.integrations.verl.sending import sender
 from ascend_quant.integrations.verl.sending.delta_sync import (
     AGAINST,
     HAS,
     NO_SYNC,
-    Patching,
     asking_for_a_base,
     own_id,
     receiving,
 )
-from ascend_quant.integrations.verl.sending.sync_metrics import SentFigures
+from ascend_quant.integrations.verl.sending.options import SendOptions
+from ascend_quant.integrations.verl.sending.weight_sender import WeightSender
 from ascend_quant.integrations.verl.settings import Patches
 from ascend_quant.refit import RefitError
 from ascend_quant.transfer.checksums import SENT, Receiving
-from ascend_quant.transfer.delta import NAME, Receiver, Sender, Sync, _header
+from ascend_quant.transfer.delta import NAME, Receiver, Sync, _header
 
 HOST = torch.device("cpu")
+DELTA = SendOptions(patches=Patches(HOST))
 
 
 def weights(step: int) -> dict[str, torch.Tensor]:
@@ -100,27 +100,20 @@ class Adapter:
         self.proved = proof.prove()
 
 
-def passing_on(proves: bool = True) -> PassingOnWorker:
+def passing_on(proves: bool = True) -> RelayWorker:
     """Beside an engine, with a transport."""
-    made = object.__new__(PassingOnWorker)
+    made = object.__new__(RelayWorker)
     made.checkpoint_engine, made.server_adapter, made.receiver = Transport(), Adapter(proves), Receiver(HOST)
     receiving(made.checkpoint_engine, made.receiver)
     return made
 
 
-def worker(**options) -> sender.SendingTrainingWorker:
-    made = object.__new__(sender.sends_weights(ActorRolloutRefWorker, **options).actor_worker_cls)
-    vars(made).update(figures=SentFigures(), engine=None)
-    made.patching = Patching(Sender(made.patches.base_on)) if made.patches is not None else None
-    return made
-
-
-def synced(trainer, beside: PassingOnWorker, step: int, on_the_way=lambda sent: None) -> int:
+def synced(trainer, beside: RelayWorker, step: int, on_the_way=lambda sent: None) -> int:
     """How many groups of a sync travelled as patches; the engine has the weights, or there is an error."""
     engine = beside.checkpoint_engine
     has = getattr(engine, HAS)()
-    trainer.patching.against(own_id(), has.number if has.sender == own_id() else 0)
-    sent = [(name, tensor.clone()) for name, tensor in trainer.as_sent(weights(step).items())]
+    trainer.delta.against(own_id(), has.number if has.sender == own_id() else 0)
+    sent = [(name, tensor.clone()) for name, tensor in trainer.as_sent(weights(step).items(), None)]
     blobs = [(name, tensor) for name, tensor in sent if name != SENT]
     assert [name for name, _ in blobs] == [f"{NAME}.{i}" for i in range(3)]
     patched = sum(bool(_header(name, blob).base) for name, blob in blobs)
@@ -133,12 +126,12 @@ def synced(trainer, beside: PassingOnWorker, step: int, on_the_way=lambda sent: 
 
 
 def test_what_arrives_is_proved_and_later_syncs_send_little():
-    beside, trainer, sizes = passing_on(), worker(patches=Patches(HOST)), []
+    beside, trainer, sizes = passing_on(), WeightSender(None, DELTA), []
     for step in range(3):
         assert synced(trainer, beside, step) == (2 if step else 0)
         assert beside.server_adapter.proved == 2
         assert getattr(beside.checkpoint_engine, HAS)()[:2] == (own_id(), step + 1)
-        sizes.append(trainer.figures.as_metrics()["refit/bytes_sent"])
+        sizes.append(trainer.metrics.as_metrics()["refit/bytes_sent"])
     assert sizes[0] > 160_000 and max(sizes[1:]) < 400
 
 
@@ -168,7 +161,7 @@ def lose_the_end(sent) -> None:
 )
 def test_a_sync_that_the_engine_has_not_taken_is_none_to_patch(when, fault):
     """Its base may have a wrong byte, on which no later patch would fall: the next sync is sent whole, and heals."""
-    beside, trainer = passing_on(), worker(patches=Patches(HOST))
+    beside, trainer = passing_on(), WeightSender(None, DELTA)
     for step in range(when):
         synced(trainer, beside, step)
     if callable(fault):
@@ -184,20 +177,21 @@ def test_a_sync_that_the_engine_has_not_taken_is_none_to_patch(when, fault):
 
 def test_without_a_proof_a_trainer_made_anew_never_patches_a_former_ones_base():
     """Both count their syncs from 1 under one driver; the second one's first sync never came to this engine."""
-    beside, first = passing_on(proves=False), worker(patches=Patches(HOST), proves=False)
-    second = worker(patches=Patches(HOST), proves=False)
+    beside, first = passing_on(proves=False), WeightSender(None, replace(DELTA, proves=False))
+    second = WeightSender(None, replace(DELTA, proves=False))
     synced(first, beside, 0)
-    second.patching.against(own_id(), 0)
-    list(second.as_sent(weights(9).items()))
+    second.delta.against(own_id(), 0)
+    list(second.as_sent(weights(9).items(), None))
     with pytest.raises(RefitError, match=f"{NAME}.0"):
         synced(second, beside, 1)
     assert [synced(second, beside, step) for step in (2, 3)] == [0, 2]
 
 
 def test_engines_on_the_trainers_devices_get_the_weights_themselves():
-    trainer = worker(patches=Patches(HOST))
+    trainer = WeightSender(None, DELTA)
     for _ in range(2):
-        assert [name for name, _ in trainer.as_sent(weights(0).items())] == [*weights(0), SENT]
-        trainer.patching.against(own_id(), 0)  # and then one elsewhere
-        assert next(iter(dict(trainer.as_sent(weights(0).items())))) == f"{NAME}.0"
-    assert [name for name, _ in worker().as_sent(weights(0).items())] == [*weights(0), SENT]
+        assert [name for name, _ in trainer.as_sent(weights(0).items(), None)] == [*weights(0), SENT]
+        trainer.delta.against(own_id(), 0)  # and then one elsewhere
+        assert next(iter(dict(trainer.as_sent(weights(0).items(), None)))) == f"{NAME}.0"
+    plain = WeightSender(None, SendOptions())
+    assert [name for name, _ in plain.as_sent(weights(0).items(), None)] == [*weights(0), SENT]

@@ -65,18 +65,20 @@ def worker_of(share, free, events, cached, **fails):
     verl.utils.device.get_torch_device = lambda: device
     from verl.workers import engine_workers
 
+    from ascend_quant.integrations.verl.sending.options import SendOptions
     from ascend_quant.integrations.verl.sending.sender import sends_weights
-    from ascend_quant.integrations.verl.sending.sync_metrics import SentFigures
+    from ascend_quant.integrations.verl.sending.weight_sender import WeightSender
 
     engine_workers.set_expandable_segments = lambda on: events.append(GROWING if on else SHARED)
     engine_workers.get_torch_device = verl.utils.device.get_torch_device  # what an earlier case left is dropped
-    worker = object.__new__(sends_weights(engine_workers.ActorRolloutRefWorker, share=share))
+    options = SendOptions(share=share)
+    worker = object.__new__(sends_weights(engine_workers.ActorRolloutRefWorker, options))
     weights = made_weights(events, fails.get("weights"))
     engine = SimpleNamespace(
         get_per_tensor_param=lambda **_: (fails["export"]() if "export" in fails else weights, None),
         is_param_offload_enabled=False,
     )
-    worker.actor = SimpleNamespace(figures=SentFigures(), engine=engine)
+    worker.actor = SimpleNamespace(sender=WeightSender(engine, options), engine=engine)
     worker.rollout = Rollout(events, fails.get("wakes", False))
     rollout = {"name": "vllm", "free_cache_engine": True, "checkpoint_engine": SimpleNamespace(backend="naive")}
     worker.config = SimpleNamespace(rollout=type("Settings", (dict,), {"__getattr__": dict.__getitem__})(rollout))
@@ -94,7 +96,7 @@ def synced(share, free, cached=CACHED, **fails):
     except (RuntimeError, ValueError, ZeroDivisionError) as raised:
         error = type(raised)
     assert vars(worker.rollout).keys() == {"events", "fails"}  # its methods are the class's again
-    return events, worker.actor.figures.as_metrics()["refit/bytes_kept"], error
+    return events, worker.actor.sender.metrics.as_metrics()["refit/bytes_kept"], error
 
 
 def check_rank(rank: int, folder) -> None:
@@ -123,6 +125,7 @@ def test_engines_elsewhere_are_sent_to_as_before(monkeypatch):
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     from ascend_quant.integrations.verl.sending import sync_memory as room
+    from ascend_quant.integrations.verl.sending.options import SendOptions
     from ascend_quant.integrations.verl.sending.sender import sends_weights
 
     async def told(worker, global_steps=None, mode="auto"):
@@ -130,7 +133,7 @@ def test_engines_elsewhere_are_sent_to_as_before(monkeypatch):
 
     monkeypatch.setattr(ActorRolloutRefWorker, "update_weights", told)
     monkeypatch.setattr(room, "find_room", lambda share: pytest.fail("asked for"))
-    worker = object.__new__(sends_weights(ActorRolloutRefWorker, share=0.5))
+    worker = object.__new__(sends_weights(ActorRolloutRefWorker, SendOptions(share=0.5)))
     for backend, sleeps, mode in (("nccl", True, "auto"), ("naive", False, "auto"), ("naive", True, "nccl")):
         engine = SimpleNamespace(backend=backend)
         worker.config = SimpleNamespace(rollout=SimpleNamespace(checkpoint_engine=engine, free_cache_engine=sleeps))

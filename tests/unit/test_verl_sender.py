@@ -1,8 +1,9 @@
 """The trainer's side of a weight sync: which of verl's syncs carry digests, what is rounded, which worker sends it."""
 
 import asyncio
+import pickle
 from contextlib import nullcontext
-from itertools import chain
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,16 +12,21 @@ pytest.importorskip("verl", reason="the verl adapter needs verl")
 pytest.importorskip("vllm", reason="verl's workers need vLLM")
 
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from ray import cloudpickle
 from verl.single_controller.base.decorator import MAGIC_ATTR
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ascend_quant.integrations.verl import compat
 from ascend_quant.integrations.verl.receiving import replica
 from ascend_quant.integrations.verl.receiving.replica import RefitHttpServer
-from ascend_quant.integrations.verl.sending import sender
+from ascend_quant.integrations.verl.sending import sender, weight_sender
 from ascend_quant.integrations.verl.sending.delta_sync import AGAINST
-from ascend_quant.integrations.verl.sending.sync_metrics import SentFigures, of_all
+from ascend_quant.integrations.verl.sending.options import SendOptions
+from ascend_quant.integrations.verl.sending.sync_metrics import slowest_of
+from ascend_quant.integrations.verl.sending.weight_sender import WeightSender
+from ascend_quant.integrations.verl.settings import Patches
+from ascend_quant.kv_cache.scales import FP8
 from ascend_quant.names import Unquantized
 from ascend_quant.refit import RefitError
 from ascend_quant.schemes import SCHEMES
@@ -29,12 +35,13 @@ from ascend_quant.transfer.checksums import SENT, Receiving, sending
 
 WEIGHTS = {"a": torch.ones(2, 3), "b": torch.ones(4)}
 LORA = {"r": 8}
+HOST = torch.device("cpu")
 
 
-def rollout(backend: str = "naive"):
-    """verl's, with buckets of 3 MiB."""
-    transfer = SimpleNamespace(update_weights_bucket_megabytes=3, backend=backend)
-    return SimpleNamespace(checkpoint_engine=transfer, get={}.get)
+def rollout(backend: str = "naive", **settings) -> DictConfig:
+    """verl's settings, with buckets of 3 MiB."""
+    transfer = {"update_weights_bucket_megabytes": 3, "backend": backend}
+    return OmegaConf.create({"checkpoint_engine": transfer, **settings})
 
 
 def engine(peft_config):
@@ -64,8 +71,7 @@ def test_whole_models_are_proved_and_adapters_are_not(peft_config, asked, proved
 
 def test_what_fake_quantization_leaves_alone_travels_with_the_digests():
     told = Unquantized("int8", ("layers.0.mlp.experts",))
-    worker = made(unquantized=told, engine=None)
-    received = list(worker.as_sent(WEIGHTS.items()))
+    received = list(WeightSender(None, SendOptions()).as_sent(WEIGHTS.items(), told))
     for here, refused in ((told, False), (Unquantized("int8"), True)):
         receiving = Receiving(unquantized=here)
         receiving.take(received)
@@ -74,21 +80,46 @@ def test_what_fake_quantization_leaves_alone_travels_with_the_digests():
 
 
 def test_the_worker_is_verls_own_in_every_other_way():
-    worker = sender.sends_weights(ActorRolloutRefWorker)
-    assert issubclass(worker, ActorRolloutRefWorker) and worker.__name__ == "SendingActorRolloutRefWorker"
+    worker = sender.sends_weights(ActorRolloutRefWorker, SendOptions())
+    assert issubclass(worker, ActorRolloutRefWorker)
     assert worker.ref_worker_cls is ActorRolloutRefWorker.ref_worker_cls
-    assert issubclass(worker.actor_worker_cls, sender.SendingTrainingWorker)
     assert issubclass(sender.SendingTrainingWorker, ActorRolloutRefWorker.actor_worker_cls)
     assert hasattr(worker.init_model, MAGIC_ATTR)  # still offered to verl's controller
+
+
+def test_a_training_worker_in_another_process_gets_the_runs_options(monkeypatch):
+    options = SendOptions(proves=False, rounds=True, form=FP8, patches=Patches(None), share=0.5, bucket=7)
+    worker = pickle.loads(cloudpickle.dumps(sender.sends_weights(ActorRolloutRefWorker, options)))
+    found = []
+    monkeypatch.setattr(sender.SendingTrainingWorker, "__init__", lambda self, **given: found.append(given))
+    object.__new__(worker).actor_worker_cls(config="verl's")  # as verl's init_model calls it
+    assert found == [{"config": "verl's", "options": options}]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "backend", "asked", "options"),
+    [
+        ("bfloat16", "cpu", "naive", {}, SendOptions(rounds=True, bucket=3 << 20, keeps_weights=True)),
+        ("float16", "cuda", "naive", {"memory": "release"}, SendOptions(bucket=3 << 20)),
+        ("float32", "cuda", "nccl", {"proof": False}, SendOptions(proves=False, share=0.5, bucket=3 << 20)),
+        (None, "cuda", "nccl", {"send": "delta"}, SendOptions(patches=Patches(HOST, True), share=0.5, bucket=3 << 20)),
+    ],
+)
+def test_the_options_of_a_runs_settings(dtype, device, backend, asked, options):
+    settings = rollout(backend, dtype=dtype, gpu_memory_utilization=0.5, engine_kwargs={"ascend_quant": asked})
+    assert SendOptions.of(settings, device) == options
+    fp8 = {"vllm": {"kv_cache_dtype": "fp8"}, "ascend_quant": asked}
+    with_scales = rollout(backend, dtype=dtype, gpu_memory_utilization=0.5, engine_kwargs=fp8)
+    assert SendOptions.of(with_scales, device) == replace(options, form=FP8)
 
 
 @pytest.mark.parametrize("proves", [True, False])
 def test_weights_are_rounded_before_their_digests_for_bf16_engines_alone(proves):
     matrices = {f"{name}.weight": torch.full((2, 2), 1 + 2**-9) for name in "ab"}
     for dtype, rounds in (("bfloat16", True), ("float16", False), ("float32", False), (None, False)):
-        worker = made(dtype, proves)
-        worker.engine = SimpleNamespace(module=SimpleNamespace(_keep_in_fp32_modules=["b"]))
-        sent = list(worker.as_sent(matrices.items()))
+        engine = SimpleNamespace(module=SimpleNamespace(_keep_in_fp32_modules=["b"]))
+        options = SendOptions.of(rollout(dtype=dtype, engine_kwargs={"ascend_quant": {"proof": proves}}), "cpu")
+        sent = list(WeightSender(engine, options).as_sent(matrices.items(), None))
         assert [name for name, _ in sent] == [*matrices, SENT][: 3 if proves else 2]
         if proves:
             proof = Receiving()
@@ -99,54 +130,46 @@ def test_weights_are_rounded_before_their_digests_for_bf16_engines_alone(proves)
         assert sent["b.weight"] is matrices["b.weight"]
 
 
-def made(*options, **attributes) -> sender.SendingTrainingWorker:
-    """The worker that sends, without a model."""
-    worker = object.__new__(sender.sends_weights(ActorRolloutRefWorker, *options).actor_worker_cls)
-    vars(worker).update({"figures": SentFigures(), **attributes})
-    return worker
-
-
 def test_each_sync_has_its_own_figures_of_which_a_step_has_those_of_the_slowest_rank(monkeypatch):
     """Seconds until each group is there, and none of those in which it is used."""
     clock = [0.0]
 
-    def groups():
-        for seconds, group in ((2.0, [("a", torch.ones(2, 3)), ("b", torch.ones(4).bfloat16())]), (3.0, [])):
+    def weights():
+        for seconds, pair in ((2.0, ("a", torch.ones(2, 3))), (3.0, ("b", torch.ones(4).bfloat16()))):
             clock[0] += seconds
-            yield group
+            yield pair
 
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    worker = object.__new__(sender.sends_weights(ActorRolloutRefWorker))
-    assert hasattr(worker.sent_figures, MAGIC_ATTR)  # offered to verl's controller
-    worker.actor = SimpleNamespace(figures=SentFigures())
-    nothing = worker.sent_figures()
+    worker = object.__new__(sender.sends_weights(ActorRolloutRefWorker, SendOptions()))
+    assert hasattr(worker.sync_metrics, MAGIC_ATTR)  # offered to verl's controller
+    worker.actor = SimpleNamespace(sender=WeightSender(None, SendOptions()))
+    nothing = worker.sync_metrics()
     assert nothing and not any(nothing.values())
     for _ in range(2):
-        for _ in worker.actor.figures.leaving(chain.from_iterable(worker.actor.figures.counted(groups()))):
+        for _ in worker.actor.sender.as_sent(weights(), None):
             clock[0] += 100.0
-        assert worker.sent_figures() == nothing | {"refit/gather_ms": 5000.0, "refit/bytes_sent": 2 * 3 * 4 + 4 * 2}
+        assert worker.sync_metrics() == nothing | {"refit/gather_ms": 5000.0, "refit/bytes_sent": 2 * 3 * 4 + 4 * 2}
     ranks = [{"refit/gather_ms": 3.0, "refit/bytes_sent": 7}, {"refit/gather_ms": 2.0, "refit/bytes_sent": 9}]
-    assert of_all(ranks) == {"refit/gather_ms": 3.0, "refit/bytes_sent": 9}
+    assert slowest_of(ranks) == {"refit/gather_ms": 3.0, "refit/bytes_sent": 9}
 
 
 @pytest.mark.parametrize("kind", ["sends patches", "sends all", "of a reference alone"])
 def test_an_actor_that_sends_patches_is_told_of_their_base(kind):
     told = []
-    patching = SimpleNamespace(against=lambda *sync: told.append(sync)) if kind == "sends patches" else None
-    actor = None if kind == "of a reference alone" else SimpleNamespace(patching=patching)  # as with engines elsewhere
+    delta = SimpleNamespace(against=lambda *sync: told.append(sync)) if kind == "sends patches" else None
+    sends = SimpleNamespace(sender=SimpleNamespace(delta=delta))
+    actor = None if kind == "of a reference alone" else sends  # as with engines elsewhere
 
     class Verls:
         def init_model(self):
             self.actor, self.checkpoint_engine = actor, SimpleNamespace()
 
-    worker = object.__new__(type("Sending", (sender.SendsWeights, Verls), {}))
-    worker.config = SimpleNamespace(rollout=rollout("nccl" if patching else "naive"))
+    worker = object.__new__(sender.sends_weights(Verls, SendOptions()))
     worker.init_model()
-    assert [*vars(worker.checkpoint_engine)] == ([AGAINST] if patching else [])
-    if patching:
+    assert [*vars(worker.checkpoint_engine)] == ([AGAINST] if delta else [])
+    if delta:
         getattr(worker.checkpoint_engine, AGAINST)(5, 7)
-    assert told == ([(5, 7)] if patching else [])
-    assert actor is None or (actor.bucket, actor.keeps_weights) == (3 << 20, not patching)
+    assert told == ([(5, 7)] if delta else [])
 
 
 @pytest.mark.parametrize("scheme", ["int8", "fp8"])
@@ -155,12 +178,10 @@ def test_a_stack_of_experts_is_taken_apart_where_no_bucket_holds_it_as_floats_an
     one_each = compat.experts_apart([*stacks, ("l.mlp.gate.weight", torch.ones(3, 2))], "qwen3_moe")
     whole = [("l.mlp.experts.down_proj:int8", torch.ones(2, 4, 32, dtype=torch.int8))]
     assert compat.experts_apart(whole, "gpt_oss") == whole  # verl leaves these whole
-    worker = made(
-        engine=SimpleNamespace(model_config=SimpleNamespace(hf_config=SimpleNamespace(model_type="qwen3_moe")))
-    )
-    for worker.bucket in (max(stack.nbytes for _, stack in stacks), 0):  # which holds each stack, or none
-        left = list(worker._in_buckets(stacks))
-        assert (left[0][1] is stacks[0][1]) == (left[-1][1] is stacks[1][1]) == (worker.bucket > 0)
+    engine = SimpleNamespace(model_config=SimpleNamespace(hf_config=SimpleNamespace(model_type="qwen3_moe")))
+    for bucket in (max(stack.nbytes for _, stack in stacks), 0):  # which holds each stack, or none
+        left = WeightSender(engine, SendOptions(bucket=bucket))._in_buckets(stacks)
+        assert (left[0][1] is stacks[0][1]) == (left[-1][1] is stacks[1][1]) == (bucket > 0)
         for (name, here), (other, there) in zip(compat.experts_apart(left, "qwen3_moe"), one_each[:-1], strict=True):
             assert name == other and torch.equal(here, there)
     names = [f"l.mlp.experts.{expert}.{leaf}.weight" for expert in range(3) for leaf in ("gate_proj", "up_proj")]
@@ -176,12 +197,11 @@ def test_a_stack_of_experts_is_taken_apart_where_no_bucket_holds_it_as_floats_an
 
 def test_kernels_for_codes_are_there_before_the_first_of_them_leave(monkeypatch):
     shards = {"a": torch.ones(4, 32), "b": torch.ones(2, 64), "c": torch.ones(3, 5, 64), "d": torch.ones(32, 48)}
-    monkeypatch.setattr(sender.compat, "fsdp2_shards", lambda engine: shards)
-    monkeypatch.setattr(sender, "own_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(compat, "fsdp2_shards", lambda engine: shards)
+    monkeypatch.setattr(weight_sender, "own_device", lambda: HOST)
     found = set()
     monkeypatch.setattr(prequantized, "coded", lambda weights, scheme: found.update(tuple(w.shape) for _, w in weights))
-    worker = made(None, False, engine=None)
-    worker.send_codes(SCHEMES["int8"], frozenset("abc"))
+    WeightSender(None, SendOptions(proves=False)).send_codes(SCHEMES["int8"], frozenset("abc"))
     assert found == {(1, 32), (1, 64)}
 
 

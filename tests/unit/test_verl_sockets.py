@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("verl", reason="the names are verl's")
 
-from ascend_quant.integrations.verl.sending.socket_names import of_this_run
+from ascend_quant.integrations.verl.sending.socket_names import socket_name_for_run
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -15,7 +15,7 @@ OLDER = "ipc:///tmp/rl-colocate-zmq-GPU-0.sock"  # of a verl that names the devi
 NAMES = f"""
 import os
 import ray
-from ascend_quant.integrations.verl.sending.socket_names import JOB, name_for_engine, of_this_run
+from ascend_quant.integrations.verl.sending.socket_names import JOB, name_for_engine, socket_name_for_run
 
 def verls(job):
     return f"ipc:///tmp/rl-colocate-zmq-{{job}}-replica-0-rank-0.sock"
@@ -29,10 +29,12 @@ class Server:
 @ray.remote
 class Trainer:
     def address(self):
-        return verls(ray.get_runtime_context().get_job_id()), of_this_run(verls(ray.get_runtime_context().get_job_id()))
+        name = verls(ray.get_runtime_context().get_job_id())
+        return name, socket_name_for_run(name)
 
 ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-print(*ray.get(Trainer.remote().address.remote()), ray.get(Server.remote().address.remote()), of_this_run("{OLDER}"))
+served = ray.get(Server.remote().address.remote())
+print(*ray.get(Trainer.remote().address.remote()), served, socket_name_for_run("{OLDER}"))
 """
 
 
@@ -47,4 +49,6 @@ def test_two_runs_on_a_host_have_sockets_of_their_own():
 
 
 def test_outside_of_ray_the_name_is_verls():
-    assert of_this_run("ipc:///tmp/rl-colocate-zmq-0-replica-0-rank-0.sock").endswith("-zmq-0-replica-0-rank-0.sock")
+    assert socket_name_for_run("ipc:///tmp/rl-colocate-zmq-0-replica-0-rank-0.sock").endswith(
+        "-zmq-0-replica-0-rank-0.sock"
+    )

@@ -4,6 +4,7 @@ With several replicas, each one's receipts and mismatch are reported too, by its
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -14,18 +15,54 @@ from ascend_quant.integrations.verl.metrics.start_up import StartUp
 from ascend_quant.integrations.verl.metrics.sync_reports import SyncReports, agree_on_codes, let_actors_send
 from ascend_quant.integrations.verl.training.effective_sample import EffectiveSample
 
-ASSIGNED = {  # attributes of verl's trainer, and what is done when they are set
-    "actor_rollout_wg": "workers placed",
-    "reward_loop_manager": "models",
-    "llm_server_manager": "engines",
-}
 STEP = "step 1"
 POLL_SECONDS = 0.25  # each poll costs the TransferQueue a listing
 TIMED = ("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights")
 
 
+class EndOfStage:
+    """Attribute of verl's trainer whose assignment ends a start-up stage: verl sets all of them in one long method.
+
+    Args:
+        stage: its name.
+        seconds_inside: of the trainer and the value, the seconds of the stage's parts, as its processes say.
+    """
+
+    def __init__(self, stage: str, seconds_inside: Callable[[Any, Any], dict[str, float]] = lambda *_: {}) -> None:
+        self._stage, self._seconds_inside = stage, seconds_inside
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, trainer: Any, owner: type | None = None) -> Any:
+        if trainer is None:
+            return self
+        try:
+            return vars(trainer)[self._name]
+        except KeyError:
+            raise AttributeError(f"{type(trainer).__name__} has no {self._name} yet") from None
+
+    def __set__(self, trainer: Any, value: Any) -> None:
+        vars(trainer)[self._name] = value
+        trainer.start_up.mark(self._stage, self._seconds_inside(trainer, value))
+
+
+def _seconds_of_actor(trainer: Any, _: Any) -> dict[str, float]:
+    workers = trainer.actor_rollout_wg
+    return {"actor": max(workers.seconds_of_actor())} if hasattr(workers, "seconds_of_actor") else {}
+
+
+def _seconds_of_engine(_: Any, manager: Any) -> dict[str, float]:
+    replicas = manager.get_replicas()
+    return ray.get(replicas[0].servers[0].start_up_seconds.remote()) if replicas else {}
+
+
 class RefitTrainer:
     """Mixin before verl's trainer class: weight syncs with receipts, each replica's mismatch, start-up times."""
+
+    actor_rollout_wg = EndOfStage("workers placed")
+    reward_loop_manager = EndOfStage("models", _seconds_of_actor)
+    llm_server_manager = EndOfStage("engines", _seconds_of_engine)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.start_up = StartUp()
@@ -37,20 +74,6 @@ class RefitTrainer:
         # compare their waiting time with this interval.
         if self.trainer_mode == "sync":
             self.replay_buffer.poll_interval = POLL_SECONDS
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Mark start-up stages by what verl assigns: it makes workers, models and engines in one long method."""
-        super().__setattr__(name, value)
-        if name in ASSIGNED:
-            self.start_up.mark(ASSIGNED[name], self._seconds_inside(name, value))
-
-    def _seconds_inside(self, name: str, value: Any) -> dict[str, float]:
-        """Return the seconds of the parts of the stage that the assignment of `name` ends, as its processes say."""
-        if name == "reward_loop_manager" and hasattr(self.actor_rollout_wg, "seconds_of_actor"):
-            return {"actor": max(self.actor_rollout_wg.seconds_of_actor())}
-        if name == "llm_server_manager" and (replicas := value.get_replicas()):
-            return ray.get(replicas[0].servers[0].start_up_seconds.remote())
-        return {}
 
     def _init_dataloader(self) -> None:
         self.start_up.mark("trainer")
@@ -133,4 +156,9 @@ class RefitTrainer:
 
 
 def with_refits(trainer_class: type) -> type:
-    return type(f"Refit{trainer_class.__name__}", (RefitTrainer, trainer_class), {})
+    """Subclass verl's trainer class with `RefitTrainer`."""
+
+    class TrainerWithRefits(RefitTrainer, trainer_class):
+        pass
+
+    return TrainerWithRefits

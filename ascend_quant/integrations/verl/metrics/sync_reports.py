@@ -11,8 +11,9 @@ from ascend_quant.integrations.verl import settings
 from ascend_quant.integrations.verl.compat import plain_class
 from ascend_quant.integrations.verl.metrics.receipts import merge
 from ascend_quant.integrations.verl.sending import hooks
+from ascend_quant.integrations.verl.sending.options import SendOptions
 from ascend_quant.integrations.verl.sending.sender import sends_weights
-from ascend_quant.integrations.verl.sending.sync_metrics import of_all
+from ascend_quant.integrations.verl.sending.sync_metrics import slowest_of
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.refit import RefitError
 from ascend_quant.schemes import Scheme
@@ -29,15 +30,13 @@ def let_actors_send(role_worker_mapping: dict[Any, Any], config: Any) -> None:
         config: verl's whole configuration.
     """
     rollout = config.actor_rollout_ref.rollout
-    proves, form = settings.wants_proof(rollout), settings.scales_of_cache(rollout, config.trainer.device)
-    share = settings.share_of_engine(rollout, config.trainer.device)
-    if (patches := settings.patches_of(rollout)) is not None:
+    options = SendOptions.of(rollout, config.trainer.device)
+    if options.patches is not None:
         install(hooks.WITH_PATCHES)
     for role, actor_class in role_worker_mapping.items():
         worker_class = plain_class(actor_class)
         if issubclass(worker_class, ActorRolloutRefWorker):
-            sending = sends_weights(worker_class, rollout.dtype, proves, form, patches, share)
-            role_worker_mapping[role] = ray.remote(sending)
+            role_worker_mapping[role] = ray.remote(sends_weights(worker_class, options))
 
 
 def agree_on_codes(config: Any, replicas: Sequence[Any], workers: Any) -> None:
@@ -80,7 +79,7 @@ class SyncReports:
         receipts = ray.get([replica.servers[0].refit_receipts.remote() for replica in replicas])
         if ranks != list(self._quantizations):
             self._quantizations = _quantizations(replicas)
-        sent = of_all(workers.sent_figures()) if hasattr(workers, "sent_figures") else {}
+        sent = slowest_of(workers.sync_metrics()) if hasattr(workers, "sync_metrics") else {}
         return {**merge(dict(zip(ranks, receipts, strict=True)), self._quantizations), **sent}
 
 

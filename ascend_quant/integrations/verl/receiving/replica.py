@@ -129,7 +129,7 @@ class RefitHttpServer(vLLMHttpServer):
         return super()._apply_quantization()
 
 
-class PassingOnWorker(CheckpointEngineWorker):
+class RelayWorker(CheckpointEngineWorker):
     """Worker beside an engine whose trainer is elsewhere: gets the weights and sends them on as a local trainer would.
 
     Attributes:
@@ -161,7 +161,7 @@ class RefitReplica(vLLMReplica):
 
     def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
         asked = super().get_ray_class_with_init_args()
-        return RayClassWithInitArgs(ray.remote(PassingOnWorker), *asked.args, **asked.kwargs)
+        return RayClassWithInitArgs(ray.remote(RelayWorker), *asked.args, **asked.kwargs)
 
 
 def load() -> type[RefitReplica]:

@@ -1,6 +1,8 @@
 """The trainer's side of a weight sync: the actor's weights leave in the engine's dtype, followed by their digests.
 
 sender.py         verl's actor worker, whose weights are wrapped where its training engine hands them out
+options.py        how a run's weights leave, read from verl's settings once
+weight_sender.py  what they pass on their way out: gathering, digests, a delta, figures
 gathering.py      from FSDP2's shards to whole tensors, many parameters a collective
 wire_format.py    as what each parameter leaves: its dtype, rounded to BF16, or the engine's codes
 prestage.py       weights that are made before an update's shards go to the host

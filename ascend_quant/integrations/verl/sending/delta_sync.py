@@ -75,7 +75,7 @@ def _cuts_tensors(engine: Any) -> bool:
     return hasattr(engine, "bucket_size") and "split_weight_chunks" in inspect.getsource(type(engine).send_weights)
 
 
-class Patching:
+class DeltaSender:
     """The trainer's end of a delta weight sync: whether the next weights leave as patches against the last sync.
 
     Attributes:
@@ -100,7 +100,7 @@ class Patching:
 def receiving(engine: Any, receiver: Receiver) -> None:
     """Let a checkpoint engine hand out what its blobs stand for, say what it has, and be told what comes.
 
-    Who passes the weights on settles the receiver, once the engine has them (`PassingOnWorker`).
+    Who passes the weights on settles the receiver, once the engine has them (`RelayWorker`).
     """
     receive = engine.receive_weights
 

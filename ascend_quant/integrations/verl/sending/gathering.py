@@ -1,7 +1,7 @@
 """Whole tensors of FSDP2's shards, in place of DTensor.full_tensor: many in one all-gather, the next one under way.
 
-    shares(params, ..)    what this rank has of each group, as it leaves: codes, BF16
-    gathered(shares)      the groups whole
+    groups_of(params, ..)    consecutive parameters that one all-gather moves
+    gathered(params, ..)     of each group what this rank has, as it leaves (codes, BF16), then the whole
 
 verl 0.9.1 gathers tensor by tensor, in float32, when the sender asks for it: of the 0.51 s that a refit of a 7B was
 open on two H200s, the engine waited 0.46 s for 339 such gathers, and wrote for 0.009 s. What the engine rounds to BF16
@@ -14,7 +14,7 @@ another begin with the whole tensor. Rows are whole on a rank, so what leaves as
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -26,11 +26,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from ascend_quant.integrations.verl import compat
 from ascend_quant.schemes import Scheme
 from ascend_quant.transfer import prequantized
-from ascend_quant.transfer.validate import NamedTensor
+from ascend_quant.transfer.validate import NamedTensor, check_sent
 
 logger = logging.getLogger(__name__)
 
-AsWhat = Callable[[str, torch.Tensor], torch.dtype | Scheme]
+DtypeOrScheme = Callable[[str, torch.Tensor], torch.dtype | Scheme]
 
 AT_ONCE = 256 << 20  # bytes of the whole tensors of a group; a larger tensor is a group of its own
 ALIGNED = 16  # bytes: each piece may be viewed as any dtype
@@ -77,85 +77,54 @@ class Piece:
 Members = list[tuple[Piece, torch.Tensor]]  # with what this rank has of each
 
 
-@dataclass(frozen=True)
-class Share:
-    """This rank's shard of a group of parameters, as it leaves.
-
-    Attributes:
-        group: of the ranks over which it is sharded; None for tensors that are whole here.
-        pieces: of its tensors.
-        mine: their bytes, one after the other; empty with no group.
-        whole: the tensors, with no group.
-    """
-
-    group: Any
-    pieces: tuple[Piece, ...]
-    mine: torch.Tensor
-    whole: tuple[NamedTensor, ...] = ()
-
-
-def own_share(group: Any, members: Members, device: torch.device) -> Share:
-    """Pack this rank's shards of a group as they leave; asynchronous, in memory of its own where it is gathered."""
-    pieces = tuple(piece for piece, _ in members)
-    if group is None:
-        return Share(None, pieces, torch.empty(0, dtype=torch.uint8), tuple(_made(members)))
-    mine = torch.empty(sum(piece.bytes for piece in pieces), dtype=torch.uint8, device=device)
-    begin, places = 0, []
-    for piece, local in members:
-        shape = (local.shape[0], *piece.shape[1:])
-        place = mine[begin : begin + prod(shape) * piece.dtype.itemsize]
-        places.append(place.view(piece.dtype).view(shape))
-        begin += piece.bytes
-    _put(members, places, device)
-    return Share(group, pieces, mine)
-
-
-def shares(params: Mapping[str, torch.Tensor], device: torch.device, as_what: AsWhat) -> Iterator[Share]:
-    """Yield this rank's shards of the parameters, in their order, group by group.
+def gathered(
+    params: Mapping[str, torch.Tensor],
+    device: torch.device,
+    dtype_or_scheme: DtypeOrScheme,
+    finish: Callable[[list[NamedTensor]], list[NamedTensor]],
+) -> Iterator[list[NamedTensor]]:
+    """All-gather whole tensors of all ranks' shards, group by group; a collective: every rank exhausts it.
 
     Args:
         params: by name, the same on every rank; shards of rows (DTensor), or whole tensors, which stay where they are.
         device: of the process group; shards may wait on the host.
-        as_what: in which dtype a parameter leaves, or as which scheme's codes (still by its own name).
-    """
-    for group, members in groups(params, as_what):
-        yield own_share(group, members, device)
-
-
-def gathered(parts: Iterable[Share]) -> Iterator[list[NamedTensor]]:
-    """All-gather the whole tensors of all ranks' shares, group by group; a collective: every rank exhausts it.
+        dtype_or_scheme: in which dtype a parameter leaves, or as which scheme's codes (still by its own name).
+        finish: from a group's whole tensors to those that are yielded.
 
     Yields:
         Tensors of a group, with memory of their own.
+
+    Raises:
+        RefitError: see `sent.check_sent`.
     """
     waiting = None
-    for share in parts:
-        under_way = Gather(share)
+    for group, members in groups_of(params, dtype_or_scheme):
+        under_way = Gather(group, members, device)
         if waiting is not None:
-            yield waiting.whole()
+            yield finish(waiting.whole())
         waiting = under_way
     if waiting is not None:
-        yield waiting.whole()
+        yield finish(waiting.whole())
 
 
-def groups(params: Mapping[str, torch.Tensor], as_what: AsWhat) -> Iterator[tuple[Any, Members]]:
-    """Yield consecutive parameters that share a process group (sharded over the same ranks), AT_ONCE bytes together."""
-    members: Members = []
-    same, size = None, 0
+def groups_of(params: Mapping[str, torch.Tensor], dtype_or_scheme: DtypeOrScheme) -> list[tuple[Any, Members]]:
+    """List consecutive parameters that share a process group (sharded over the same ranks), AT_ONCE bytes together."""
+    found: list[tuple[Any, Members]] = []
+    size = 0
     for name, param in params.items():
-        group, piece, local = _piece(name, param, as_what(name, param))
-        if members and (group is not same or size + piece.whole_bytes > AT_ONCE):
-            yield same, members
-            members, size = [], 0
-        members.append((piece, local))
-        same, size = group, size + piece.whole_bytes
-    if members:
-        yield same, members
+        group, piece, local = _piece(name, param, dtype_or_scheme(name, param))
+        if not found or group is not found[-1][0] or size + piece.whole_bytes > AT_ONCE:
+            found.append((group, []))
+            size = 0
+        found[-1][1].append((piece, local))
+        size += piece.whole_bytes
+    return found
 
 
 def _piece(name: str, param: torch.Tensor, left: torch.dtype | Scheme) -> tuple[Any, Piece, torch.Tensor]:
     """Return a parameter's process group (None if there is nothing to gather), its piece, and the local shard."""
     local = local_of(param)
+    check_sent(name, local)
     cut = _cut(param) if isinstance(param, DTensor) else []
     if not cut:
         return None, Piece.of(name, param.shape, left), local
@@ -196,6 +165,19 @@ def _cut(param: DTensor) -> list[int]:
     return [at for at, placement in enumerate(param.placements) if not isinstance(placement, Replicate)]
 
 
+def _packed(members: Members, device: torch.device) -> torch.Tensor:
+    """Pack this rank's shards of a group as they leave, as bytes one after the other; asynchronous."""
+    mine = torch.empty(sum(piece.bytes for piece, _ in members), dtype=torch.uint8, device=device)
+    begin, places = 0, []
+    for piece, local in members:
+        shape = (local.shape[0], *piece.shape[1:])
+        place = mine[begin : begin + prod(shape) * piece.dtype.itemsize]
+        places.append(place.view(piece.dtype).view(shape))
+        begin += piece.bytes
+    _put(members, places, device)
+    return mine
+
+
 def _put(members: Members, places: Sequence[torch.Tensor], device: torch.device) -> None:
     """Write what this rank has of some pieces to where it leaves from; codes of all of them at once."""
     coded: dict[Scheme, list[tuple[torch.Tensor, torch.Tensor]]] = {}
@@ -222,26 +204,33 @@ def _made(members: Members) -> list[NamedTensor]:
 
 
 class Gather:
-    """An all-gather under way; `whole` waits for it, on the device's stream where it has one."""
+    """An all-gather under way; `whole` waits for it, on the device's stream where it has one.
 
-    def __init__(self, share: Share):
-        self._share, self._work = share, None
-        if share.group is not None:
-            mine = share.mine
-            self._all = torch.empty(dist.get_world_size(share.group), len(mine), dtype=mine.dtype, device=mine.device)
-            self._work = dist.all_gather_into_tensor(self._all.view(-1), mine, group=share.group, async_op=True)
+    Args:
+        group: of the ranks over which the parameters are sharded; None for tensors that are whole here.
+        members: the parameters, with what this rank has of each.
+        device: of the process group.
+    """
+
+    def __init__(self, group: Any, members: Members, device: torch.device):
+        self._pieces, self._work = [piece for piece, _ in members], None
+        if group is None:
+            self._whole = _made(members)
+            return
+        self._mine = _packed(members, device)
+        self._all = self._mine.new_empty(dist.get_world_size(group), len(self._mine))
+        self._work = dist.all_gather_into_tensor(self._all.view(-1), self._mine, group=group, async_op=True)
 
     def whole(self) -> list[NamedTensor]:
         """Wait for the all-gather and return the whole tensors by name; call it once, since it drops the buffers."""
-        pieces, whole = self._share.pieces, [*self._share.whole]
         if self._work is None:
-            return whole
+            return self._whole
         self._work.wait()
-        begin = 0
-        for piece in pieces:
+        whole, begin = [], 0
+        for piece in self._pieces:
             there = self._all[:, begin : begin + piece.bytes]
             begin += piece.bytes
             flat = there[:, : piece.filled].reshape(-1)[: piece.whole_bytes]  # a copy, unless it is the only one
             whole.append((piece.name, flat.view(piece.dtype).view(piece.shape)))
-        del self._share, self._all
+        del self._mine, self._all
         return whole

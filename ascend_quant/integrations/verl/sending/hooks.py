@@ -17,12 +17,12 @@ _HERE = "ascend_quant.integrations.verl.sending"
 
 def with_answered_sockets_of_this_run(original: Callable) -> Callable:
     """Wrap `BucketedWeightSender.__init__`: its ZMQ address is this run's own, its sockets end (zmq_watchdog.py)."""
-    from ascend_quant.integrations.verl.sending.socket_names import of_this_run
+    from ascend_quant.integrations.verl.sending.socket_names import socket_name_for_run
     from ascend_quant.integrations.verl.sending.zmq_watchdog import AnsweredContext
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        self.zmq_handle = of_this_run(self.zmq_handle)
+        self.zmq_handle = socket_name_for_run(self.zmq_handle)
         self.zmq_context = AnsweredContext(self.zmq_context, self.zmq_handle)
 
     return __init__
@@ -148,7 +148,7 @@ BY_HAND = (
     ),
     ByHand(
         "resume and update_weights of one rollout adapter, during a sync",
-        f"{_HERE}.sync_memory:waking_early",
+        f"{_HERE}.sync_memory:overlap_wake_up",
         why="verl waits for the engine's wake-up before it makes the first weights, which needs no engine",
         versions="verl 0.9.1",
         off=OWN_ENTRY,

@@ -7,8 +7,8 @@ mode) takes them while it trains. Nothing waits for the device, and nothing move
 leave.
 
 A new pass begins anew. Two syncs of one step send the same. Before the first pass nothing is sent for fp8, and the
-engine takes bounds from the weights (kv_cache/bounds.py). For int8 no bound is tight enough: `look_first` makes a pass
-of its own, over random tokens.
+engine takes bounds from the weights (kv_cache/bounds.py). For int8 no bound is tight enough: `calibrate_once` makes a
+pass of its own, over random tokens.
 """
 
 import re
@@ -25,11 +25,11 @@ from ascend_quant.refit import RefitError
 from ascend_quant.transfer.validate import NamedTensor
 
 ATTENTION = re.compile(r"(?:^|\.)layers\.\d+\.self_attn$")
-TAKING: list["Maxima"] = []  # those that look at present; the last one sees
-TOKENS = 512  # of `look_first`, on each rank
+OBSERVING: list["AmaxObserver"] = []  # those that look at present; the last one sees
+TOKENS = 512  # of `calibrate_once`, on each rank
 
 
-class Maxima:
+class AmaxObserver:
     """The largest |q|, |k| and |v| of each attention layer in the forward passes of one step, on this rank.
 
     Args:
@@ -51,21 +51,21 @@ class Maxima:
         return bool(self._of)
 
     @contextmanager
-    def taking(self) -> Generator[None]:
+    def observe(self) -> Generator[None]:
         """Look at what attention gets inside; with the passes before if they are of the same step."""
         if self._over:
             self._of, self._over, self.updates = {}, False, 0
-        TAKING.append(self)
+        OBSERVING.append(self)
         try:
             yield
         finally:
-            TAKING.remove(self)
+            OBSERVING.remove(self)
 
     @contextmanager
-    def training(self) -> Generator[None]:
+    def observe_update(self) -> Generator[None]:
         """Wrap the step's update; where no forward pass came before it in this step, the maxima are taken in it."""
         if self._over:
-            with self.taking():
+            with self.observe():
                 yield
         else:
             yield
@@ -126,13 +126,13 @@ class Maxima:
         return torch.full((len(self.form.kinds), channels), -1.0)
 
     @torch.no_grad()
-    def look_first(self, model: torch.nn.Module, device: torch.device) -> None:
+    def calibrate_once(self, model: torch.nn.Module, device: torch.device) -> None:
         """Run a pass over random tokens, others on every rank, for the KV cache scales of the very first sync."""
         rank = dist.get_rank() if dist.is_initialized() else 0
         generator = torch.Generator("cpu").manual_seed(rank)
         size = model.config.get_text_config().vocab_size
         ids = torch.randint(size, (1, TOKENS), generator=generator, device="cpu").to(device)
-        with self.taking(), torch.autocast(device.type, torch.bfloat16):
+        with self.observe(), torch.autocast(device.type, torch.bfloat16):
             model(input_ids=ids, position_ids=torch.arange(TOKENS, device=device).unsqueeze(0), use_cache=False)
         self._over = True  # the first step begins anew
 
@@ -149,15 +149,15 @@ def looking(original: Callable) -> Callable:
 
     def get_interface(self: Any, *args: Any, **kwargs: Any) -> Callable:
         attention = original(self, *args, **kwargs)
-        return _noting(attention, TAKING[-1]) if TAKING else attention
+        return _noting(attention, OBSERVING[-1]) if OBSERVING else attention
 
     return get_interface
 
 
-def _noting(attention: Callable, maxima: Maxima) -> Callable:
+def _noting(attention: Callable, observer: AmaxObserver) -> Callable:
     @wraps(attention)
     def noted(module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, **kw: Any) -> Any:
-        maxima.note(module, q, k, v)
+        observer.note(module, q, k, v)
         return attention(module, q, k, v, *args, **kw)
 
     return noted

@@ -18,7 +18,7 @@ def name_for_engine() -> None:
     os.environ[JOB] = _of_this_node(ray.get_runtime_context().get_job_id())
 
 
-def of_this_run(address: str) -> str:
+def socket_name_for_run(address: str) -> str:
     """Turn the ZMQ address that verl gives a sender into the one that `name_for_engine` leads to on the same host."""
     if not ray.is_initialized():
         return address

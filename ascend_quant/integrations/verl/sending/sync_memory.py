@@ -22,7 +22,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Itera
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -77,7 +76,7 @@ def _device() -> Any:
 
 
 @contextmanager
-def keeping() -> Generator[None]:
+def keep_allocator_cache() -> Generator[None]:
     """Let `empty_cache` of a device that verl asks for do nothing, in this task and those that it starts."""
     token = _keeps.set(True)
     try:
@@ -121,7 +120,7 @@ class _Otherwise:
 
 
 @asynccontextmanager
-async def waking_early(rollout: Any, room: Room | None) -> AsyncGenerator[None]:
+async def overlap_wake_up(rollout: Any, room: Room | None) -> AsyncGenerator[None]:
     """Let an engine wake up while weights are gathered, until the first are to leave; for one sync."""
     early = _EarlyWakeUp(rollout, room)
     rollout.resume, rollout.update_weights = early.resume, early.update_weights
@@ -157,7 +156,7 @@ class _EarlyWakeUp:
                 first = _first(coming, self._ahead)
         finally:
             await self._awake()
-        return await self._update_weights(chain(_each(first), coming), *args, **kwargs)
+        return await self._update_weights(_all(first, coming), *args, **kwargs)
 
     async def over(self) -> None:
         """Wait for the wake-up also where an error came before weights were to leave."""
@@ -183,7 +182,8 @@ def _first(weights: Iterator[NamedTensor], size: int) -> deque[NamedTensor]:
     return found
 
 
-def _each(weights: deque[NamedTensor]) -> Iterator[NamedTensor]:
-    """Yield the weights one after the other, keeping a reference to none."""
-    while weights:
-        yield weights.popleft()
+def _all(first: deque[NamedTensor], others: Iterator[NamedTensor]) -> Iterator[NamedTensor]:
+    """Yield the first weights, keeping a reference to none, then the others."""
+    while first:
+        yield first.popleft()
+    yield from others

@@ -1,15 +1,17 @@
 """Bytes and seconds of a weight sync on the trainer's side: metrics beside the engine's receipts."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from ascend_quant.transfer.prequantized import parted
 from ascend_quant.transfer.validate import NamedTensor
 
-Figures = dict[str, float]
+Metrics = dict[str, float]
+T = TypeVar("T")
 
 
-class SentFigures:
+class SyncMetrics:
     """Bytes and seconds of the last weight sync in this process.
 
     Attributes:
@@ -21,28 +23,25 @@ class SentFigures:
     """
 
     def __init__(self) -> None:
-        self.gathering, self.bytes, self.coded, self.kept = 0.0, 0, 0, 0
+        self.kept = 0
+        self.begin()
 
-    def counted(self, groups: Iterable[Sequence[NamedTensor]]) -> Iterator[Sequence[NamedTensor]]:
-        """Pass the groups of a sync through unchanged; times their gathering and counts what leaves as codes."""
+    def begin(self) -> None:
+        """Begin a sync, of which nothing has left; what the allocator keeps is known before."""
         self.gathering, self.bytes, self.coded = 0.0, 0, 0
-        coming = iter(groups)
-        while True:
-            start = time.perf_counter()
-            group = next(coming, None)
-            self.gathering += time.perf_counter() - start
-            if group is None:
-                return
-            self.coded += sum(parted(name)[1] for name, _ in group)
-            yield group
 
-    def leaving(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
-        """Pass what leaves through unchanged; counts its bytes."""
-        for name, tensor in weights:
-            self.bytes += tensor.nbytes
-            yield name, tensor
+    def time_gathering(self, make: Callable[[], T]) -> T:
+        """Return what is made, and add the seconds that it takes to those of gathering."""
+        start = time.perf_counter()
+        made = make()
+        self.gathering += time.perf_counter() - start
+        return made
 
-    def as_metrics(self) -> Figures:
+    def count_codes(self, group: Sequence[NamedTensor]) -> None:
+        """Count the tensors of a group that leave as codes."""
+        self.coded += sum(parted(name)[1] for name, _ in group)
+
+    def as_metrics(self) -> Metrics:
         """Return the figures under their names in a step's metrics."""
         return {
             "refit/gather_ms": 1e3 * self.gathering,
@@ -52,6 +51,6 @@ class SentFigures:
         }
 
 
-def of_all(ranks: Sequence[Figures]) -> Figures:
+def slowest_of(ranks: Sequence[Metrics]) -> Metrics:
     """Return the maximum of each figure over the ranks: those of the rank for which the others wait."""
-    return {name: max(figures[name] for figures in ranks) for name in ranks[0]}
+    return {name: max(metrics[name] for metrics in ranks) for name in ranks[0]}

@@ -23,14 +23,14 @@ from ascend_quant.names import HEADS, ROUTERS, keeps_its_dtype
 from ascend_quant.schemes import Scheme
 from ascend_quant.tensors import one_by_one
 from ascend_quant.transfer.prequantized import coded, codes_dtype, sent_name
-from ascend_quant.transfer.validate import NamedTensor, checked
+from ascend_quant.transfer.validate import NamedTensor, check_sent
 
 ENGINE_DTYPE = "bfloat16"  # of verl's rollout.dtype; with another one, nothing is rounded
 KEPT_BY_MODEL = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
 
 
 @dataclass(frozen=True)
-class Leaving:
+class WireFormat:
     """The wire format of a trainer's weights: dtypes, and which parameters leave as codes.
 
     Attributes:
@@ -44,7 +44,7 @@ class Leaving:
     scheme: Scheme | None = None
     coded: Collection[str] = frozenset()
 
-    def as_what(self, name: str, tensor: torch.Tensor) -> torch.dtype | Scheme:
+    def dtype_or_scheme(self, name: str, tensor: torch.Tensor) -> torch.dtype | Scheme:
         """Return the dtype in which a parameter leaves, or the scheme of its codes.
 
         Args:
@@ -56,7 +56,7 @@ class Leaving:
 
     def as_codes(self, params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return those of the parameters that leave as codes."""
-        return {name: param for name, param in params.items() if isinstance(self.as_what(name, param), Scheme)}
+        return {name: param for name, param in params.items() if isinstance(self.dtype_or_scheme(name, param), Scheme)}
 
     def each(self, weights: Iterable[NamedTensor]) -> Iterator[list[NamedTensor]]:
         """Yield whole weights as they leave, one by one; a changed one is a new tensor on the same device.
@@ -64,8 +64,9 @@ class Leaving:
         Raises:
             RefitError: see `sent.check_sent`.
         """
-        for name, tensor in checked(weights):
-            left = self.as_what(name, tensor)
+        for name, tensor in weights:
+            check_sent(name, tensor)
+            left = self.dtype_or_scheme(name, tensor)
             if isinstance(left, torch.dtype):
                 yield [(name, tensor.to(left))]
             else:
@@ -90,7 +91,7 @@ def is_rounded(name: str, tensor: torch.Tensor, kept: Iterable[str] = ()) -> boo
     """Return whether a float32 matrix, or a layer's stacked experts, is quantized or held in BF16 by a BF16 engine.
 
     Args:
-        kept: see `Leaving`.
+        kept: see `WireFormat`.
     """
     layer, _, leaf = name.rpartition(".")
     if tensor.dtype != torch.float32 or any(_is_part(part, name) for part in kept):

@@ -117,7 +117,7 @@ BY_HAND = (
     ),
     ByHand(
         "initialize of the training engine",
-        f"{_HERE}.qat_worker:QatTrainingWorker.__init__",
+        f"{_HERE}.qat_worker:fake_quantized",
         why="layers are fake-quantized once the model is built; verl's own hook knows NVFP4 alone",
         versions="verl 0.9.1",
         off="no settings of fake quantization",

@@ -86,33 +86,23 @@ def packed_attention(
             flash_attention_2), padding under Ulysses, or a model that hands its attention no positions.
     """
     causal = module.is_causal if is_causal is None else is_causal
-    _refuse(module, "dropout", dropout or None)
-    _refuse(module, "softcap", softcap)
-    _refuse(module, "attention sinks: s_aux", None if s_aux is None else tuple(s_aux.shape))
-    if (tokens := (q_BHSD.shape[2], k_BHSD.shape[2])) != tokens[::-1]:
-        _refuse(module, "cache: tokens of queries and keys", tokens)
-    if (device := q_BHSD.device.type) not in BY_DEVICE:
-        _refuse(module, "kernel for device", device)
-    exchange = ulysses.get_ulysses_sequence_parallel_world_size() > 1 and position_ids is not None
-    if exchange and attention_mask is not None:
-        _refuse(module, "padded batches under Ulysses: attention_mask", tuple(attention_mask.shape))
-    q, k, v = (x.transpose(1, 2) for x in _of_one_dtype(q_BHSD, k_BHSD, v_BHSD))
-    if exchange:
-        q, k, v = _all_tokens_of_some_heads(q, k, v)
-    batch = q.shape[:2]
-    if attention_mask is not None:
-        sequences = packing.once(attention_mask, packing.from_mask)
-    elif position_ids is not None:
-        sequences = packing.once(position_ids, _from_positions, batch, exchange)
-    elif not causal:
-        sequences = packing.whole_rows(*batch, q.device)
-    else:
-        _refuse(module, "sequences without positions: position_ids", "None")
-    q, k, v = (packing.true_tokens(x, sequences.kept) for x in (q, k, v))
+    exchange = ULYSSES if ulysses.get_ulysses_sequence_parallel_world_size() > 1 and position_ids is not None else None
+    is_padded, has_sequences = attention_mask is not None, position_ids is not None or not causal
+    tokens = q_BHSD.shape[2], k_BHSD.shape[2]
+    asked = {
+        "dropout": dropout or None,
+        "softcap": softcap,
+        "attention sinks: s_aux": None if s_aux is None else tuple(s_aux.shape),
+        "cache: tokens of queries and keys": None if tokens == tokens[::-1] else tokens,
+        "kernel for device": None if (device := q_BHSD.device.type) in BY_DEVICE else device,
+        "padded batches under Ulysses: attention_mask": tuple(attention_mask.shape) if exchange and is_padded else None,
+        "sequences without positions: position_ids": None if is_padded or has_sequences else "None",
+    }
+    packing.refuse(module, PACKED, asked)
     window = sliding_window - 1 if sliding_window else EVERYTHING
-    out = (compute or varlen)(q, k, v, sequences, (window, 0 if causal else window), scaling)
-    out = packing.padded_again(out, sequences.kept, batch)
-    return (ulysses.gather_heads_scatter_seq(out, seq_dim=1, head_dim=2) if exchange else out), None
+    by_kernel = partial(compute or varlen, window=(window, 0 if causal else window), scale=scaling)
+    qkv_BHSD = _of_one_dtype(q_BHSD, k_BHSD, v_BHSD)
+    return packing.attend(qkv_BHSD, attention_mask, position_ids, by_kernel, exchange), None
 
 
 def exact(
@@ -201,14 +191,11 @@ def _seen(true_NS: torch.Tensor, window: tuple[int, int]) -> torch.Tensor:
 BY_DEVICE = {"cuda": _flash_attention, "cpu": _one_padded_batch}
 
 
-def _from_positions(position_ids: torch.Tensor, batch: tuple[int, int], exchange: bool) -> Sequences:
-    """Find the packed sequences by position ids, those of all Ulysses ranks where heads are exchanged."""
-    if exchange:
-        position_ids = position_ids.contiguous()
-        parts = [torch.empty_like(position_ids) for _ in range(ulysses.get_ulysses_sequence_parallel_world_size())]
-        dist.all_gather(parts, position_ids, group=ulysses.get_ulysses_sequence_parallel_group())
-        position_ids = torch.cat(parts, dim=-1)
-    return packing.from_positions(position_ids, batch)
+def _positions_of_all_ranks(position_ids: torch.Tensor) -> torch.Tensor:
+    position_ids = position_ids.contiguous()
+    parts = [torch.empty_like(position_ids) for _ in range(ulysses.get_ulysses_sequence_parallel_world_size())]
+    dist.all_gather(parts, position_ids, group=ulysses.get_ulysses_sequence_parallel_group())
+    return torch.cat(parts, dim=-1)
 
 
 def _of_one_dtype(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -228,9 +215,10 @@ def _all_tokens_of_some_heads(*qkv_BSHD: torch.Tensor) -> list[torch.Tensor]:
     return [ulysses.gather_seq_scatter_heads(x, seq_dim=1, head_dim=2) for x in whole]
 
 
-def _refuse(module: torch.nn.Module, what: str, value: Any) -> None:
-    if value is not None:
-        raise NotImplementedError(f"{type(module).__name__}: {PACKED} has no {what}={value}; use another attention")
-
+ULYSSES = packing.Exchange(
+    _all_tokens_of_some_heads,
+    _positions_of_all_ranks,
+    partial(ulysses.gather_heads_scatter_seq, seq_dim=1, head_dim=2),
+)
 
 register()

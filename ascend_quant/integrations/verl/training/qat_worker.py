@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 import torch
-from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from ascend_quant.integrations.verl.compat import plain_class
 from ascend_quant.integrations.verl.training.exact import worker as exact_worker
@@ -27,18 +27,14 @@ logger = logging.getLogger(__name__)
 
 def with_fake_quantization(trainer_class: type, wanted: FakeQuantization) -> type:
     """Subclass verl's trainer class, or ours, so that its actors have fake-quantized layers."""
-    kinds = (QatTrainer,) if wanted.ranks is None else (ExactTrainer, QatTrainer)
-    return type(f"Qat{trainer_class.__name__}", (*kinds, trainer_class), {"fake_quantization": wanted})
+    kinds = () if wanted.ranks is None else (ExactTrainer,)
 
+    class QatTrainer(*kinds, trainer_class):
+        def _init_resource_pool_mgr(self) -> None:
+            super()._init_resource_pool_mgr()  # here verl says which role is played by which worker class
+            fake_quantize_actors(self.role_worker_mapping, wanted)
 
-class QatTrainer:
-    """Mixin before a trainer class: its actors get fake-quantized layers."""
-
-    fake_quantization: FakeQuantization
-
-    def _init_resource_pool_mgr(self) -> None:
-        super()._init_resource_pool_mgr()  # here verl says which role is played by which worker class
-        fake_quantize_actors(self.role_worker_mapping, self.fake_quantization)
+    return QatTrainer
 
 
 def fake_quantize_actors(role_worker_mapping: dict[Any, Any], wanted: FakeQuantization) -> None:
@@ -51,36 +47,37 @@ def fake_quantize_actors(role_worker_mapping: dict[Any, Any], wanted: FakeQuanti
 
 def fake_quantizing(worker_class: type, wanted: FakeQuantization) -> type:
     """Subclass verl's worker class of an actor so that its training worker has fake-quantized layers."""
-    actor = worker_class.actor_worker_cls
-    actor = type(f"Qat{actor.__name__}", (QatTrainingWorker, actor), {"fake_quantization": wanted})
     kinds = () if wanted.ranks is None else (exact_worker.ExactRolloutWorker,)
-    return type(f"Qat{worker_class.__name__}", (*kinds, worker_class), {"actor_worker_cls": actor})
+
+    class QatActorWorker(*kinds, worker_class):
+        @staticmethod
+        def actor_worker_cls(*args: Any, **kwargs: Any) -> TrainingWorker:
+            return fake_quantized(worker_class.actor_worker_cls(*args, **kwargs), wanted)
+
+    return QatActorWorker
 
 
-class QatTrainingWorker:
-    """Mixin before a training worker class: the model gets fake-quantized layers once its engine has built it."""
+def fake_quantized(worker: TrainingWorker, wanted: FakeQuantization) -> TrainingWorker:
+    """Return the training worker, whose model gets fake-quantized layers once its engine has built it."""
+    worker.engine.initialize = _with_fake_layers(worker, worker.engine.initialize, wanted)
+    if wanted.ranks is not None:
+        worker.counter = exact_worker.Counter(worker.engine)
+    return worker
 
-    fake_quantization: FakeQuantization
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.engine.initialize = self._with_fake_layers(self.engine.initialize)
-        if self.fake_quantization.ranks is not None:
-            self.counter = exact_worker.Counter(self.engine)
+def _with_fake_layers(worker: TrainingWorker, initialize: Callable[[], None], wanted: FakeQuantization) -> Callable:
+    """Wrap a training engine's `initialize`: the model that it builds gets fake-quantized layers."""
 
-    def _with_fake_layers(self, initialize: Callable[[], None]) -> Callable[[], None]:
-        """Wrap a training engine's `initialize`: the model that it builds gets fake-quantized layers."""
+    @functools.wraps(initialize)
+    def initialize_and_apply() -> None:
+        initialize()
+        applied = apply(worker.engine, wanted)
+        worker.unquantized = applied.in_engine  # which the engine compares with its own, see sender.py
+        if torch.distributed.get_rank() == 0:
+            # no problem, but verl's workers show nothing below a warning
+            logger.warning("the actor: %s", applied)
 
-        @functools.wraps(initialize)
-        def initialize_and_apply() -> None:
-            initialize()
-            applied = apply(self.engine, self.fake_quantization)
-            self.unquantized = applied.in_engine  # which the engine compares with its own, see sender.py
-            if torch.distributed.get_rank() == 0:
-                # no problem, but verl's workers show nothing below a warning
-                logger.warning("the actor: %s", applied)
-
-        return initialize_and_apply
+    return initialize_and_apply
 
 
 def apply(engine: Any, wanted: FakeQuantization) -> Applied | exact_worker.Applied:

@@ -2,7 +2,7 @@
 
 A call that fails on one worker has failed on all, and what it leaves open is ended, so that the next sync can begin. So
 is what a trainer left open that died, once another one begins anew. A client in another process gets the text of
-an error alone, which begins with REFUSES (refit/errors.py) where the weights were not taken.
+an error alone, which begins with REFUSES (transfer/errors.py) where the weights were not taken.
 """
 
 import logging

@@ -1,0 +1,147 @@
+"""What one rank's weights pass on their way out of the trainer. Each stage is one generator:
+
+    gathered, or WireFormat.each    groups of whole tensors as they leave, validated: all-gathered by us, or by verl
+    WeightSender._observed          times each group, digests it and counts its codes; then the KV cache scales
+    delta.Sender.blobs              of a delta sync alone: of each group what has changed
+    WeightSender._leaving           tensor by tensor, with their bytes counted; then the digests
+
+`sync_memory.overlap_wake_up` adds one more where engines are on the trainer's devices, which delta syncs never are.
+"""
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
+from typing import Any
+
+import torch
+from verl.utils.device import get_device_name
+
+from ascend_quant.integrations.verl import compat
+from ascend_quant.integrations.verl.sending.delta_sync import DeltaSender
+from ascend_quant.integrations.verl.sending.gathering import flat_shards, gathered
+from ascend_quant.integrations.verl.sending.kv_amax import AmaxObserver
+from ascend_quant.integrations.verl.sending.options import SendOptions
+from ascend_quant.integrations.verl.sending.prestage import Offloaded
+from ascend_quant.integrations.verl.sending.sync_metrics import SyncMetrics
+from ascend_quant.integrations.verl.sending.wire_format import WireFormat, kept_by
+from ascend_quant.names import Unquantized
+from ascend_quant.schemes import Scheme
+from ascend_quant.transfer import prequantized
+from ascend_quant.transfer.checksums import Digests, digests_message
+from ascend_quant.transfer.delta import Sender
+from ascend_quant.transfer.validate import NamedTensor
+
+Group = Sequence[NamedTensor]
+
+
+class WeightSender:
+    """Sends the weights of one training engine of verl's; made once, with the stages that its options need.
+
+    Attributes:
+        scheme, coded: of which scheme codes leave, and for which names; none until the engines have named them.
+        amax: observes the amax behind the KV cache scales; None if none are sent.
+        delta: sends what has changed to engines elsewhere; None where all weights are sent.
+        offloaded: rule of when the weights are offloaded to the host; where verl gathers them, it moves them too.
+        metrics: of the last sync.
+    """
+
+    def __init__(self, engine: Any, options: SendOptions) -> None:
+        self.engine, self.options = engine, options
+        self.scheme: Scheme | None = None
+        self.coded: Collection[str] = frozenset()
+        self.amax = None if options.form is None else AmaxObserver(options.form)
+        self.delta = None if options.patches is None else DeltaSender(Sender(options.patches.base_on))
+        self.offloaded = Offloaded(lambda: options.keeps_weights and flat_shards(engine) is not None)
+        self.metrics = SyncMetrics()
+        self._digests = Digests() if options.proves else None
+        self._observers: list[Callable[[Group], None]] = [] if self._digests is None else [self._digests.add_all]
+
+    def as_sent(self, weights: Iterable[NamedTensor], unquantized: Unquantized | None) -> Iterator[NamedTensor]:
+        """Return the engine's weights as they leave, with KV cache scales and digests (taken before a delta).
+
+        Args:
+            weights: as verl's engine hands them out; where we gather them, they are not touched.
+            unquantized: the layers that fake quantization leaves unquantized, if there is one.
+        """
+        groups = self._observed(self._groups(weights))
+        is_delta = self.delta is not None and self.delta.take_turn()
+        return self._leaving(self.delta.sender.blobs(groups) if is_delta else chain.from_iterable(groups), unquantized)
+
+    def send_codes(self, scheme: Scheme, names: Collection[str]) -> None:
+        """Send these parameters as codes from now on; kernels are compiled here, not in their first sync."""
+        if self.scheme is None:
+            self._observers.append(self.metrics.count_codes)
+        self.scheme, self.coded = scheme, names
+        coded = WireFormat(scheme=scheme, coded=names).as_codes(compat.fsdp2_shards(self.engine) or {})
+        prequantized.prepare(((shard.shape[-1], shard.dtype) for shard in coded.values()), scheme, own_device())
+
+    def calibrated(self, get_weights: Callable) -> Callable:
+        """Wrap verl's `get_per_tensor_param`: where int8 KV cache scales are unknown, a first pass takes them."""
+
+        @functools.wraps(get_weights)
+        def get(*args: Any, **kwargs: Any) -> Any:
+            if self.amax is not None and self.amax.form.by_channel and not self.amax.has_seen:
+                with self.engine.eval_mode():
+                    self.amax.calibrate_once(self.engine.module, own_device())
+            return get_weights(*args, **kwargs)
+
+        return get
+
+    def observing(self) -> AbstractContextManager[None]:
+        """Observe the amax of a forward pass, if KV cache scales are sent."""
+        return nullcontext() if self.amax is None else self.amax.observe()
+
+    def observing_update(self) -> AbstractContextManager[None]:
+        """Observe the amax of an update that no forward pass precedes, if KV cache scales are sent."""
+        return nullcontext() if self.amax is None else self.amax.observe_update()
+
+    def _groups(self, weights: Iterable[NamedTensor]) -> Iterator[Group]:
+        """Return the whole weights in groups as they leave, all-gathered by us where we can, by verl elsewhere."""
+        kept = kept_by(self.engine.module) if self.options.rounds else ()
+        wire = WireFormat(self.options.rounds, kept, self.scheme, self.coded)
+        shards = flat_shards(self.engine)
+        if shards is None:
+            return wire.each(weights)
+        return gathered(shards, own_device(), wire.dtype_or_scheme, lambda group: wire.named(self._in_buckets(group)))
+
+    def _in_buckets(self, group: Group) -> list[NamedTensor]:
+        """Keep a layer's experts in one tensor if a bucket holds it: taken apart, each costs Python on both sides."""
+        found: list[NamedTensor] = []
+        for pair in group:
+            fits = pair[1].nbytes <= self.options.bucket
+            found += [pair] if fits else compat.experts_apart([pair], self.engine.model_config.hf_config.model_type)
+        return found
+
+    def _observed(self, groups: Iterator[Group]) -> Iterator[Group]:
+        """Pass the groups of a sync on, observed, then the KV cache scales if there are some."""
+        self.metrics.begin()
+        if self._digests is not None:
+            self._digests.clear()
+        while (group := self.metrics.time_gathering(lambda: next(groups, None))) is not None:
+            yield self._seen(group)
+        if self.amax is not None and (scales := self.metrics.time_gathering(self._scales)):
+            yield self._seen(scales)
+
+    def _seen(self, group: Group) -> Group:
+        for observe in self._observers:
+            observe(group)
+        return group
+
+    def _scales(self) -> Group:
+        return self.amax.as_sent(self.engine.module, own_device())
+
+    def _leaving(self, weights: Iterable[NamedTensor], unquantized: Unquantized | None) -> Iterator[NamedTensor]:
+        """Yield what leaves, and then its digests; counts the bytes before them."""
+        device = torch.device("cpu")
+        for name, tensor in weights:
+            self.metrics.bytes += tensor.nbytes
+            device = tensor.device
+            yield name, tensor
+        if self._digests is not None:
+            yield digests_message(self._digests, unquantized, device)
+
+
+def own_device() -> torch.device:
+    """Return this process's device with its index."""
+    return torch.empty(0, device=get_device_name()).device
