@@ -91,9 +91,8 @@ class Scales:
         return hashlib.sha256(b"\n".join(rows)).hexdigest()[:16]
 
     def as_metrics(self) -> Mapping[str, float]:
-        """Return numbers for a training logger; without the age where these are bounds."""
-        found = {"kv_scales/digest": int(self.digest, 16) % 2**32, "kv_scales/sent": int(self.age is not None)}
-        return found if self.age is None else found | {"kv_scales/age": self.age}
+        """Return numbers for a training logger: whether the trainer sent them, or these are bounds."""
+        return {"kv_scales/sent": int(self.age is not None)}
 
 
 class Buffers(Protocol):

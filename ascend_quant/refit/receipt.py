@@ -1,7 +1,7 @@
 """The receipt of a refit: its duration, digest and counts, as metrics."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from ascend_quant.names import LeftOut, Unquantized
@@ -9,6 +9,11 @@ from ascend_quant.names import LeftOut, Unquantized
 
 class Report(Protocol):
     """A part of a receipt."""
+
+    @property
+    def digest(self) -> str:
+        """The checksum of what it reports, the same on replicas that serve alike."""
+        ...
 
     def as_metrics(self) -> Mapping[str, float]:
         """Return numbers for a training logger."""
@@ -46,7 +51,7 @@ class Receipt:
     nonfinite: int
     clamped: int
     changed: float | None
-    left_alone: Unquantized  # named as its metric is
+    left_alone: Unquantized
     digest: str
     left_out: LeftOut
     reports: Mapping[str, Report] = field(default_factory=dict[str, Report])
@@ -57,10 +62,13 @@ class Receipt:
         return found | found.pop("reports")
 
     def as_metrics(self) -> dict[str, float]:
-        """`refit/*` numbers for a training logger, what is unknown left out; digests are cut to their low 32 bits."""
-        numbers = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "reports"}
-        numbers |= {"left_alone": len(self.left_alone.names), "digest": int(self.digest, 16) % 2**32}
-        numbers |= {"left_alone_digest": int(self.left_alone.digest, 16) % 2**32, "left_out": len(self.left_out.names)}
+        """Return the numbers that somebody acts on, as `refit/*` for a training logger; what is unknown is left out."""
+        numbers = {name: getattr(self, name) for name in ("number", "milliseconds", "kernel_ms", "changed", "clamped")}
+        numbers |= {"unquantized": len(self.left_alone.names), "skipped": len(self.left_out.names)}
         for report in self.reports.values():
             numbers |= report.as_metrics()
         return {f"refit/{name}": value for name, value in numbers.items() if value is not None}
+
+    def digests(self) -> dict[str, str]:
+        """Return the checksums that must be the same on replicas that serve alike, by what they are of."""
+        return {"weights": self.digest} | {name: report.digest for name, report in self.reports.items()}

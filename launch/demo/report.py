@@ -197,15 +197,15 @@ def table(report: dict[str, Any]) -> Table:
 
 def told(report: dict[str, Any]) -> str:
     """Describe what the run has shown of its weight syncs, and what comes next."""
-    proved = [receipt["proved"] for arm in report["arms"] for receipt in arm["receipts"]]
-    least = f"in each at least {min(proved):.0f} parameters arrived as the trainer sent them, by their checksums"
+    verified = [receipt["verified"] for arm in report["arms"] for receipt in arm["receipts"]]
+    least = f"in each at least {min(verified):.0f} parameters arrived as the trainer sent them, by their checksums"
     exact = "".join(
         f"{arm['name']}: {summary(arm)['unequal']:.0f} of {sum(step['compared'] for step in arm['steps']):.0f} tokens "
         "have another log-probability in the trainer than in the engine, compared as float32 bits. "
         for arm in report["arms"]
         if is_exact(arm["name"])
     )
-    return f"{exact}{len(proved)} weight syncs: {least}. The columns, and what next: docs/first_day.md"
+    return f"{exact}{len(verified)} weight syncs: {least}. The columns, and what next: docs/first_day.md"
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

@@ -112,7 +112,7 @@ def judged(setting: Setting, ended: Ended, metrics: Path) -> Result:
     problems = []
     if bad := sorted({name for one in steps for name, value in one.items() if not isfinite(value)}):
         problems.append(f"not finite: {', '.join(bad)}")
-    if unproved := [number for number, one in enumerate(receipts, start=1) if not one.get("proved")]:
+    if unproved := [number for number, one in enumerate(receipts, start=1) if not one.get("verified")]:
         problems.append(f"nothing was proved to have arrived in step {', '.join(map(str, unproved))}")
     values: dict = {"steps": len(steps)}
     if steps:

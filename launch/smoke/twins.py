@@ -36,7 +36,7 @@ def twin(setting: Setting, name: str) -> Result:
         return Result(name, DECIDES, FAILED, ended.seconds, str(why), values, broke=True)
     values |= {measured: median(step[measured] for step in steps) for measured in MEASURED}
     receipts = [receipt(line) for line in lines]
-    unproved = name == "twins.int8" and not all(one.get("proved") for one in receipts)
+    unproved = name == "twins.int8" and not all(one.get("verified") for one in receipts)
     why = "in a step nothing was proved to have arrived" if unproved else ""
     return Result(name, DECIDES, FAILED if unproved else OK, ended.seconds, why, values | {"receipts": receipts})
 

@@ -79,7 +79,6 @@ def test_replicas_on_two_hosts_and_a_restart_after_one_has_died(hosts, launches:
     first, second = map(steps_of, metrics)
     assert min(first) == 1 and min(second) > saved and max(second) == STEPS
     for step in (*first.values(), *second.values()):
-        for rank in (0, 1):
-            assert step[f"refit/replica{rank}/proved"] == step[f"refit/replica{rank}/tensors"] == addition_start.TENSORS
-        assert step["refit/replica0/digest"] == step["refit/replica1/digest"]
-    assert len({step["refit/replica0/digest"] for step in second.values()}) == len(second)
+        assert step["refit/verified"] == addition_start.TENSORS
+        assert min(step[f"refit/replica{rank}/milliseconds"] for rank in (0, 1)) > 0
+    assert all(step["refit/changed"] > 0 for step in [*second.values()][1:])

@@ -66,7 +66,7 @@ def test_ignored_layers_keep_their_dtype_and_are_refitted(tmp_path):
         assert differing(held, want) == []
         left = ("model.layers.0.self_attn.o_proj", "model.layers.1.mlp.experts", "model.layers.1.self_attn.qkv_proj")
         receipt = refit(llm).last_receipt
-        assert receipt.left_alone == Unquantized("int8", left) and receipt.as_metrics()["refit/left_alone"] == 3
+        assert receipt.left_alone == Unquantized("int8", left) and receipt.as_metrics()["refit/unquantized"] == 3
         assert torch.isfinite(logprobs(llm)).all()
 
 

@@ -54,7 +54,7 @@ def test_a_refit_leaves_the_engine_as_a_fresh_load_does(published, loaded):
         assert differing(held, resident(loaded)) == [], way
         assert (found.digest, found.tensors, found.left_out) == (receipt.digest, receipt.tensors, receipt.left_out)
         assert torch.equal(logprobs(loaded), answers), way
-    assert found.as_metrics()["refit/left_out"] == len(MTP)
+    assert found.as_metrics()["refit/skipped"] == len(MTP)
 
 
 def test_what_is_left_out_may_be_missing(published, loaded):

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("verl", reason="the verl adapter needs verl")
 pytest.importorskip("vllm", reason="the engine tests need vLLM")
 
-from verl_runs import OURS, QUANTIZED, logged, prepare, train
+from verl_runs import OURS, QUANTIZED, digests, log_engines, logged, prepare, receipts, train
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from ascend_quant.integrations.contract import takes
@@ -83,22 +83,22 @@ APART = (
 
 
 @pytest.mark.parametrize("run", APART, ids=[run.send for run in APART])
-def test_a_bit_that_changes_on_its_way_to_an_engine_elsewhere_ends_the_run_and_is_named(tmp_path, run):
+def test_a_bit_that_changes_on_its_way_to_an_engine_elsewhere_ends_the_run_and_is_named(tmp_path, run, monkeypatch):
     """The engine has a device of its own; its weights come through a checkpoint engine, and a worker beside it."""
     folder = prepare(tmp_path, run.model, TINY)
+    log_engines(folder, monkeypatch)
     shutil.copy(TRANSPORT, folder)
     send = f"+actor_rollout_ref.rollout.engine_kwargs.ascend_quant.send={run.send}"  # codes from the second sync on
     wrong = f"++actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.tcp.corrupts={run.corrupts}"
     with pytest.raises(AssertionError, match=run.named):
         train(folder, QUANTIZED, *ELSEWHERE, *run.settings, send, wrong, main=run.main)
-    synced = [step for step in logged(folder) if "refit/proved" in step]
-    assert len({step["refit/digest"] for step in synced}) == len(synced) == run.figures
-    for step in synced:
-        assert step["refit/proved"] == step["refit/tensors"] == run.tensors
-        assert step["refit/bytes"] > 0
+    synced = [step for step in logged(folder) if "refit/verified" in step]
+    assert len(synced) == run.figures
+    assert len(set(digests(folder))) == len(digests(folder)) == run.corrupts - 1
+    assert all(step["refit/verified"] == run.tensors for step in synced)
     if run.send == "int8":
-        assert synced[-1]["refit/bytes_sent"] == synced[-1]["refit/bytes"]
-    assert synced[-1]["refit/sent_as_codes"] == run.coded
+        assert f" bytes={synced[-1]['refit/bytes_sent']}, " in receipts(folder)[-1]
+    assert synced[-1]["refit/prequantized"] == run.coded
     if run.send == "delta":  # all, all as codes, and what of these has changed
         whole, codes, changed = (step["refit/bytes_sent"] for step in synced)
         assert whole > codes > 0.5 * whole and changed < 0.1 * codes

@@ -19,21 +19,39 @@ pytest.importorskip("vllm", reason="the engine tests need vLLM")
 
 import torch
 from safetensors.torch import load_file, save_file
-from verl_runs import DEADLINE, MOST_STEPS, QUANTIZED, STEPS, VERLS, end, logged, prepare, train
+from verl_runs import (
+    DEADLINE,
+    ENGINES_LOG,
+    MOST_STEPS,
+    QUANTIZED,
+    STEPS,
+    VERLS,
+    digests,
+    end,
+    log_engines,
+    logged,
+    prepare,
+    receipts,
+    train,
+)
 
 from launch import ROOT
 from launch.data import prepare as prepare_data
 
 pytestmark = pytest.mark.timeout(600)
 
-START = {
-    f"start_up/{stage}"
-    for stage in (
-        *("driver", "trainer", "dataset", "workers_placed", "models", "models/actor", "models/other", "engines"),
-        *("engines/weights", "engines/trial_run", "engines/graphs_and_warm-up", "engines/other", "checkpoint"),
-        *("first_sync", "before_step_1", "step_1", "step_1/prompts_sent_1", "step_1/gen_1"),
-        *("step_1/update_actor_1", "total"),
-    )
+START = {f"start_up/{name}" for name in ("workers_placed", "dataset", "models", "engines", "total")}
+STAGES = {  # of the table in the log, each with what it has inside
+    "driver": (),
+    "trainer": (),
+    "dataset": (),
+    "workers placed": (),
+    "models": ("actor", "other"),
+    "engines": ("weights", "trial run", "graphs and warm-up", "other"),
+    "checkpoint": (),
+    "first sync": (),
+    "before step 1": (),
+    "step 1": ("prompts sent 1", "gen 1", "update_actor 1"),
 }
 # where vLLM has an fp8 KV cache on CPUs, whose scales then come with every sync: three a layer, and their age
 SERVES_FP8 = torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()
@@ -63,36 +81,52 @@ def folder(tmp_path):
     return prepare(tmp_path)
 
 
-def test_every_step_has_its_receipt_and_a_rollout_that_stops_following_is_seen(folder):
+def table(log: str) -> dict[str, dict[str, float]]:
+    """Seconds of each stage, under "", and of its parts, of the table that a start has in the log."""
+    found: dict[str, dict[str, float]] = {}
+    plain = re.sub(r"\x1b\[\d+m", "", log)  # Ray's colours
+    for indent, name, seconds in re.findall(
+        r"^\(\w+ pid=\d+\) ( {2}| {4})(\S.*?) +(\d+\.\d)(?: +\d+ %)?$", plain, re.M
+    ):
+        if indent == "  ":
+            stage, name = name, ""
+        found.setdefault(stage, {})[name] = float(seconds)
+    return found
+
+
+def test_every_step_has_its_receipt_and_a_rollout_that_stops_following_is_seen(folder, monkeypatch):
+    log_engines(folder, monkeypatch)
     (folder / "freezing.py").write_text(FREEZING)
     extension = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=freezing.FreezingExtension"
     offload = "actor_rollout_ref.actor.fsdp_config.param_offload=True"
     steps = train(folder, QUANTIZED, extension, offload, *KV_CACHE, steps=FOLLOWED + FROZEN)
     followed, frozen = steps[:FOLLOWED], steps[FOLLOWED:]
     assert len(frozen) == FROZEN
-    tensors = {step["refit/tensors"] for step in followed}
-    assert tensors == {2 * 12 + 3 + SCALES}
     if SERVES_FP8:
-        assert all((step["refit/kv_scales/sent"], step["refit/kv_scales/age"]) == (1, 0) for step in followed)
-        assert len({step["refit/kv_scales/digest"] for step in followed}) == FOLLOWED
-    assert len({step["refit/digest"] for step in followed}) == FOLLOWED
-    for step in followed:
-        assert step["refit/nonfinite"] == 0
+        assert all(step["refit/kv_scales/sent"] == 1 for step in followed)
+        assert sum("Scales(age=0)" in line for line in receipts(folder)) == FOLLOWED
+    assert len(set(digests(folder))) == len(digests(folder)) == 1 + FOLLOWED
+    for number, step in enumerate(followed, 2):
+        assert step["refit/number"] == number
+        assert step["refit/verified"] == 2 * 12 + 3 + SCALES
         assert min(step["refit/kernel_ms"], step["refit/wait_ms"]) > 0
         assert step["refit/kernel_ms"] + step["refit/wait_ms"] < step["refit/milliseconds"]
-        assert step["refit/proved"] == step["refit/tensors"]
-        assert step["refit/bytes_sent"] == step["refit/bytes"] > 0
-        assert step["refit/gather_ms"] > 0 and step["refit/memory_ms"] > 0
+        assert step["refit/proved"] == step["refit/verified"]  # its old name
+        assert f" bytes={step['refit/bytes_sent']}, " in receipts(folder)[number - 1]
+        assert step["refit/gather_ms"] > 0 and step["refit/wake_ms"] > 0
         assert 0 < step["refit/changed"] <= 1
         assert step[ESS] > 0.8
     start, *later = [{name: value for name, value in step.items() if name.startswith("start_up/")} for step in steps]
     assert not any(later) and start.keys() >= START and all(seconds >= 0 for seconds in start.values())
-    stages = [value for name, value in start.items() if name.count("/") == 1 and name != "start_up/total"]
-    assert sum(stages) == pytest.approx(start["start_up/total"]) and start["start_up/step_1"] > 0
-    assert start["start_up/engines"] > start["start_up/engines/weights"] > 0
-    assert start["start_up/models"] > start["start_up/models/actor"] > 0
-    assert has_line_naming((folder / "output.log").read_text(), "first step, seconds:")
-    assert {step["refit/digest"] for step in frozen} == {followed[-1]["refit/digest"]}
+    assert start["start_up/total"] > start["start_up/engines"] > 0 < start["start_up/models"]
+    log = (folder / "output.log").read_text()
+    assert has_line_naming(log, "first step, seconds:")
+    stages = table(log)
+    assert all(stages[stage].keys() >= {"", *parts} for stage, parts in STAGES.items()), stages
+    total = stages.pop("total")[""]
+    assert sum(parts[""] for parts in stages.values()) == pytest.approx(total, abs=0.05 * (len(stages) + 1))
+    assert total == pytest.approx(start["start_up/total"], abs=0.051)
+    assert {step["refit/number"] for step in frozen} == {followed[-1]["refit/number"]}
     assert min(step[ESS] for step in frozen) < 0.8
 
 
@@ -119,19 +153,19 @@ def test_replicas_of_two_schemes_have_figures_of_their_own(folder, monkeypatch):
     make_hard_for_int8(folder / "model" / "model.safetensors")
     (folder / "flashrl.yaml").write_text("configs: [{fn: int8}, {fn: bf16}]")
     monkeypatch.setenv("FLASHRL_CONFIG", str(folder / "flashrl.yaml"))
+    log_engines(folder, monkeypatch)
     steps = train(folder, "actor_rollout_ref.actor.optim.lr=1e-4", workers=2)
     assert len(steps) == STEPS
     for step in steps:
-        for rank in (0, 1):
-            assert step[f"refit/replica{rank}/proved"] == step[f"refit/replica{rank}/tensors"] == 2 * 12 + 3
-        assert step["refit/replica0/digest"] != step["refit/replica1/digest"]
-        assert step["refit/replica0/changed"] > 0 == step["refit/replica1/changed"]
+        assert step["refit/verified"] == 2 * 12 + 3
+        each = [step[f"refit/replica{rank}/milliseconds"] for rank in (0, 1)]
+        assert min(each) > 0 and max(each) == step["refit/milliseconds"]
+        assert step["refit/changed"] > 0
         assert step["rollout_corr/replica0/samples"] + step["rollout_corr/replica1/samples"] == 8 * 4
         assert step["rollout_corr/replica0/k3_kl"] > 4 * step["rollout_corr/replica1/k3_kl"]
         between = sorted(step[f"rollout_corr/replica{rank}/k3_kl"] for rank in (0, 1))
         assert between[0] <= step["rollout_corr/k3_kl"] <= between[1]
-    for rank in (0, 1):
-        assert len({step[f"refit/replica{rank}/digest"] for step in steps}) == 2
+    assert len(set(digests(folder))) == len(digests(folder)) == 2 * (1 + STEPS)
     log = (folder / "output.log").read_text(errors="replace")
     for rank, scheme in enumerate(("int8", "bf16")):
         assert len(re.findall(rf"rollout replica {rank} serves with .*scheme='{scheme}'", log)) == 1
@@ -139,15 +173,15 @@ def test_replicas_of_two_schemes_have_figures_of_their_own(folder, monkeypatch):
 
 def test_verls_own_entry_follows_flashrls_variables(folder, monkeypatch):
     monkeypatch.setenv("FLASHRL_CONFIG", "int8")
-    monkeypatch.setenv("FLASHRL_LOGGING_FILE", str(folder / "flashrl.log"))
-    monkeypatch.setenv("FLASHRL_LOGGING_LEVEL", "INFO")  # verl has vLLM's level at WARN, which ours would follow
+    log_engines(folder, monkeypatch)
     steps = train(folder, main=VERLS)
     assert len(steps) == 2 and all(step[ESS] > 0.8 for step in steps)
-    receipts = [line for line in (folder / "flashrl.log").read_text().splitlines() if "Receipt(number=" in line]
-    assert len(receipts) == 1 + 2  # a sync before the first step, and one after each; the engine loads nothing itself
-    assert all(f"tensors={2 * 12 + 3}, " in line for line in receipts)
-    assert len({line.partition("digest=")[2] for line in receipts}) == 3
-    assert "scheme int8" in (folder / "flashrl.log").read_text()
+    assert (
+        len(receipts(folder)) == 1 + 2
+    )  # a sync before the first step, and one after each; the engine loads nothing itself
+    assert all(f"tensors={2 * 12 + 3}, " in line for line in receipts(folder))
+    assert len(set(digests(folder))) == 3
+    assert "scheme int8" in (folder / ENGINES_LOG).read_text()
 
 
 @pytest.mark.timeout(1500)
@@ -169,5 +203,5 @@ def test_the_page_s_command_for_cpus_trains(tmp_path: Path):
         end(run)
     steps = logged(tmp_path / "runs" / "addition")
     assert {one.name for one in tmp_path.iterdir()} == {"data", "launch", "runs"}, "of which git knows what to do"
-    assert len(steps) == 2 and all(step["refit/proved"] == step["refit/tensors"] == 2 * 12 + 3 for step in steps)
+    assert len(steps) == 2 and all(step["refit/verified"] == 2 * 12 + 3 for step in steps)
     assert all(step[ESS] > 0.8 for step in steps)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ DEADLINE = 420
 STEPS = 2
 MOST_STEPS = 7  # that there are prompts for
 OURS, VERLS = "ascend_quant.integrations.verl.main_ppo", "verl.trainer.main_ppo"
+ENGINES_LOG = "engines.log"
 QUANTIZED = "+actor_rollout_ref.rollout.quantization=ascend_quant"
 
 REWARD = """
@@ -44,6 +46,12 @@ def prepare(folder: Path, name: str = "qwen2", shape: dict = TINY) -> Path:
     write_parquet(folder / "train.parquet", prompts=8 * MOST_STEPS, seed=0, task=Addition())
     (folder / "reward.py").write_text(REWARD)
     return folder
+
+
+def log_engines(folder: Path, monkeypatch) -> None:
+    """Have the engines' lines written to a file; verl has vLLM's level at WARN, which ours would follow."""
+    monkeypatch.setenv("FLASHRL_LOGGING_FILE", str(folder / ENGINES_LOG))
+    monkeypatch.setenv("FLASHRL_LOGGING_LEVEL", "INFO")
 
 
 def overrides(folder: Path, ray_folder: str, workers: int, steps: int) -> list[str]:
@@ -131,6 +139,16 @@ def train(folder: Path, *more: str, main: str = OURS, workers: int = 1, steps: i
 def logged(folder: Path) -> list[dict[str, float]]:
     """What each line of the run's metrics holds."""
     return [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def receipts(folder: Path) -> list[str]:
+    """The engines' lines on their refits, of a run after `log_engines`."""
+    return [line for line in (folder / ENGINES_LOG).read_text().splitlines() if "Receipt(number=" in line]
+
+
+def digests(folder: Path) -> list[str]:
+    """Of all bytes of an engine's weights, of each of its refits."""
+    return [re.search(r" digest='([0-9a-f]{16})'", line)[1] for line in receipts(folder)]
 
 
 def end(run: subprocess.Popen) -> None:

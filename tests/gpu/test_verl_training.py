@@ -32,8 +32,8 @@ def test_three_steps(way, tmp_path):
     assert outcome.result["faults"] == []
     for line in outcome.result["steps"]:
         step = line["data"]
-        assert step["refit/proved"] == step["refit/tensors"] > 0
-        assert (step["refit/sent_as_codes"] > 0) == ("rollout.send" in changes)
+        assert step["refit/verified"] > 0
+        assert (step["refit/prequantized"] > 0) == ("rollout.send" in changes)
         assert (step["refit/bytes_kept"] > 0) == (way == "room" and not trainings.ON_CPU)
         assert isfinite(step["actor/grad_norm"]) and step["actor/grad_norm"] > 0
         assert 0 <= step["rollout_corr/k3_kl"] < MISMATCH

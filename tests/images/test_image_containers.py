@@ -88,9 +88,8 @@ def test_containers_train(docker: Engine, cpu: str, network: str, shared: Path):
     steps = {line["step"]: line["data"] for line in map(json.loads, lines)}
     assert {1, 2} <= set(steps)
     for step in (steps[1], steps[2]):
-        ranks = range(len(ADDRESSES))
-        assert all(step[f"refit/replica{rank}/proved"] == addition_start.TENSORS for rank in ranks)
-        assert len({step[f"refit/replica{rank}/digest"] for rank in ranks}) == 1
+        assert step["refit/verified"] == addition_start.TENSORS
+        assert all(step[f"refit/replica{rank}/milliseconds"] > 0 for rank in range(len(ADDRESSES)))
 
 
 def test_a_host_runs_in_the_image_of_its_inventory(docker: Engine, cpu: str, tmp_path: Path):

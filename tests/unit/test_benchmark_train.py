@@ -162,8 +162,8 @@ def test_an_arm_that_ends_well_and_one_with_answers_of_another_length(monkeypatc
     assert found.result["sizes"] == {"prompts": 16, "n": 4, "epochs": 1}
 
 
-def synced(send: str, seconds: list[float], proved: int = 339) -> Outcome:
-    ours = {"refit/bytes_sent": 1 << 30, "refit/proved": proved, "refit/tensors": 339, "refit/replica0/proved": 1}
+def synced(send: str, seconds: list[float], verified: int = 339) -> Outcome:
+    ours = {"refit/bytes_sent": 1 << 30, "refit/verified": verified, "refit/replica0/wake_ms": 1}
     refit = {} if send == "plain" else ours
     steps = [{"step": n, "data": {train_run.TIMED: took, **refit}} for n, took in enumerate(seconds, 1)]
     return Outcome(replace(APART, send=send, engines=0), 60.0, {"steps": steps, "faults": []})
@@ -174,11 +174,13 @@ def test_the_first_sync_is_left_out_and_ratios_are_of_the_same_run():
     rows = {row["send"]: row for row in sync.rows_of(arms)}
     assert {send: row["median_s"] for send, row in rows.items()} == {"bf16": 3, "int8": 0.5, "plain": 6}
     assert (rows["int8"]["of_bf16"], rows["int8"]["of_plain"]) == (pytest.approx(1 / 6), pytest.approx(1 / 12))
-    assert "refit/replica0/proved" not in rows["int8"]["logged"] and rows["plain"]["logged"] == {}
+    assert "refit/replica0/wake_ms" not in rows["int8"]["logged"] and rows["plain"]["logged"] == {}
     sync.show(arms, sync.console())
 
 
-def test_a_sync_that_is_not_proved_is_a_fault():
-    assert sync.not_proved(synced("int8", [1, 1])) == [] == sync.not_proved(synced("plain", [1, 1]))
-    found = sync.not_proved(synced("int8", [1, 1], proved=338))
-    assert len(found) == 2 and all(has_line_naming(fault, "338", "339") for fault in found)
+def test_a_sync_that_is_not_verified_is_a_fault():
+    assert sync.not_verified(synced("int8", [1, 1])) == [] == sync.not_verified(synced("plain", [1, 1]))
+    found = sync.not_verified(synced("int8", [1, 1], verified=0))
+    assert len(found) == 2 and all(
+        has_line_naming(fault, f"step {n}", "refit/verified") for n, fault in enumerate(found, 1)
+    )

@@ -109,9 +109,9 @@ def metrics_line(step: int, reward: float, kl: float, ess: float, seconds: float
         "response_length/mean": 2.5,
         "perf/throughput": 1000 / seconds,
         "timing_per_token_ms/gen": seconds,
-        "refit/tensors": 27,
-        "refit/proved": 27,
-        "refit/digest": 5 + step,
+        "refit/verified": 27,
+        "refit/number": 1 + step,
+        "refit/replica0/wake_ms": 3.5,
     }
     return json.dumps({"step": step, "data": data}) + "\n"
 
@@ -151,7 +151,7 @@ def test_report_of_hand_written_metrics(finished):
         "rollout_tokens_per_second": pytest.approx(1000 / 3),
     }
     assert (result["task"], result["seconds"]) == ("addition of two numbers up to 9", 61.2)
-    assert [receipt["digest"] for receipt in int8["receipts"]] == list(range(6, 13))
+    assert int8["receipts"] == [{"verified": 27, "number": number} for number in range(2, 9)]
     assert report.summary(bf16) == pytest.approx(
         nan_ok=True,
         expected={

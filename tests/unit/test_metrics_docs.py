@@ -1,4 +1,4 @@
-"""docs/metrics.md and its twin name every metric that the code makes, and no other."""
+"""docs/metrics.md and its twin name every metric that the code makes, and no other, each with what to do."""
 
 import ast
 import re
@@ -10,8 +10,10 @@ import torch
 
 import ascend_quant
 from ascend_quant.exact.counters import Compared
+from ascend_quant.integrations.verl.metrics.receipts import OF_A_REPLICA
+from ascend_quant.integrations.verl.metrics.renamed import GONE_IN, RENAMED
 from ascend_quant.integrations.verl.metrics.replica_mismatch import replica_mismatch
-from ascend_quant.integrations.verl.metrics.start_up import STARTED, StartUp
+from ascend_quant.integrations.verl.metrics.start_up import LOGGED, STARTED, StartUp
 from ascend_quant.kv_cache.scales import Scales
 from ascend_quant.names import LeftOut, Unquantized
 from ascend_quant.refit import Receipt
@@ -19,12 +21,31 @@ from launch import ROOT
 
 PAGES = [ROOT / "docs" / name for name in ("metrics.md", "metrics.zh.md")]
 ADAPTERS = Path(ascend_quant.__file__).parent / "integrations"
+OURS = ("refit/", "exact/", "rollout_corr/replica", "start_up/")
+MOST = 30  # names: each is one that somebody acts on
+
+
+def rows(page: Path) -> Iterator[list[str]]:
+    """The cells of each row of the page's tables."""
+    for line in re.findall(r"^\| (.*) \|$", page.read_text(), re.M):
+        yield line.split(" | ")
 
 
 def named(page: Path, prefix: str) -> set[str]:
     """The metrics in the first cells of the page's tables."""
-    cells = re.findall(r"^\| (.*?) \|", page.read_text(), re.M)
-    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell) if name.startswith(prefix)}
+    names = {name for cells in rows(page) for name in re.findall(r"`([^`]+)`", cells[0])}
+    return {name for name in names if name.startswith(prefix)}
+
+
+def refit_names() -> set[str]:
+    """What a sync logs, by the code."""
+    scales = Scales({"layers.0.self_attn": torch.tensor([[1.0], [2.0], [3.0]])}, age=0)
+    numbers = 2, 3, 4, 5.0, 6.0, 0, 0, 0.5
+    receipt = Receipt(*numbers, Unquantized("bf16"), f"{7:016x}", LeftOut(), scales).as_metrics()
+    files = [ADAPTERS / "verl" / name for name in ("receiving/worker.py", "sending/sync_metrics.py")]
+    added = [re.findall(r'"(refit/\w+)":', file.read_text()) for file in files]
+    assert all(added)
+    return {*receipt, *(name for names in added for name in names)}
 
 
 def in_code(file: str, called: str) -> Iterator[ast.expr]:
@@ -44,14 +65,30 @@ def constant(file: str, name: str) -> object:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_refit(page: Path):
-    scales = Scales({"layers.0.self_attn": torch.tensor([[1.0], [2.0], [3.0]])}, age=0)
-    numbers = 2, 3, 4, 5.0, 6.0, 0, 0, 0.5
-    receipt = Receipt(*numbers, Unquantized("bf16"), f"{7:016x}", LeftOut(), scales).as_metrics()
-    files = [ADAPTERS / "verl" / name for name in ("receiving/worker.py", "sending/sync_metrics.py")]
-    added = [re.findall(r'"(refit/\w+)":', file.read_text()) for file in files]
-    assert all(added)
-    added = [name for names in added for name in names]
-    assert named(page, "refit/") == {*receipt, *added, "refit/replicaR/*"}
+    names = refit_names()
+    assert names >= {*OF_A_REPLICA} | {f"refit/{now}" for now in RENAMED.values()}
+    assert named(page, "refit/") == names | {name.replace("/", "/replicaR/") for name in OF_A_REPLICA}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_they_are_few_and_each_row_says_what_to_do(page: Path):
+    ours = [cells for cells in rows(page) if any(name in cells[0] for name in OURS)]
+    assert sum(len(re.findall("`", cells[0])) for cells in ours) // 2 <= MOST
+    assert all(len(cells) == 3 and all(cells) for cells in ours), ours
+
+
+def test_other_pages_name_no_metric_that_has_gone():
+    known = {name for page in PAGES for name in re.findall(r"`([^`]+)`", "\n".join(cells[0] for cells in rows(page)))}
+    for page in ({*(ROOT / "docs").glob("*.md")} | {ROOT / "README.md", ROOT / "README.zh.md"}) - {*PAGES}:
+        names = re.findall(r"`((?:refit|exact|start_up|rollout_corr/replica\w)/[\w./]+)`", page.read_text())
+        names = [re.sub(r"/replica\d", "/replicaR", name) for name in names if not name.endswith((".py", "/"))]
+        assert {*names} <= known, page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_old_names_stand_beside_the_new(page: Path):
+    found = re.findall(r"`refit/(\w+)` → `refit/(\w+)`", page.read_text())
+    assert dict(found) == RENAMED and GONE_IN in page.read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -62,7 +99,7 @@ def test_exact(page: Path):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_of_each_replica(page: Path):
     one = [torch.tensor([-1.0, -2.0])]
-    made = replica_mismatch([0], one, one, [torch.ones(2)], threshold=2.0)
+    made = replica_mismatch([0], one, one, [torch.ones(2)])
     assert named(page, "rollout_corr/replica") == {name.replace("replica0", "replicaR") for name in made}
 
 
@@ -78,19 +115,9 @@ def test_of_verl(page: Path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_start_up(page: Path):
-    trainer, engine = "verl/trainer.py", "vllm/start_up.py"
+    trainer = "verl/trainer.py"
     start = StartUp({STARTED: "0,1"}, now=lambda: 2.0)
-    parts = {
-        "models": ["actor"],
-        "engines": [
-            *(ast.literal_eval(part) for part in in_code("vllm/attach.py", "add") if isinstance(part, ast.Constant)),
-            *constant(engine, "STEPS").values(),
-            "torch.compile",
-        ],
-        constant(trainer, "STEP"): [f"{name} 1" for name in ("prompts sent", *constant(trainer, "TIMED"))],
-    }
     stages = [stage.value for stage in in_code(trainer, "mark") if isinstance(stage, ast.Constant)]
-    for stage in (*stages, *constant(trainer, "ASSIGNED").values(), constant(trainer, "STEP")):
-        start.mark(stage, dict.fromkeys(parts.get(stage, ()), 0.0))
-    assert parts.keys() < start.stages.keys()
-    assert named(page, "start_up/") == set(start.metrics())
+    for stage in (*stages, *constant(trainer, "ASSIGNED").values()):
+        start.mark(stage, {"torch.compile": 0.0} if stage == "engines" else None)
+    assert named(page, "start_up/") == set(start.metrics()) and len(start.metrics()) == len(LOGGED) + 1

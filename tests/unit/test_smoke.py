@@ -534,7 +534,7 @@ def test_memory_is_asked_for_before_training():
         ([logged(1)], "1 of 2 steps"),
         ([], "0 of 2 steps"),
         ([logged(1), logged(2, **{"critic/rewards/mean": float("nan")})], "not finite: reward"),
-        ([logged(1), logged(2, **{"refit/proved": 0})], "step 2"),
+        ([logged(1), logged(2, **{"refit/verified": 0})], "step 2"),
         ([logged(1), logged(2, **{"rollout_corr/k3_kl": 0.5})], "mismatch KL is 0.5"),
         ([logged(1), '{"step": 2, "data": {"timing_s/step": 1}}\n'], "has no critic/rewards/mean"),
     ],
@@ -634,7 +634,7 @@ def test_twins_differ_in_the_scheme_alone_and_want_eight_devices_a_model_and_dat
         (0, [logged(step) for step in range(1, 6)], OK, False),
         (0, [logged(step) for step in range(1, 4)], FAILED, True),
         (1, [logged(step) for step in range(1, 6)], FAILED, True),
-        (0, [logged(step, **{"refit/proved": 0}) for step in range(1, 6)], FAILED, False),
+        (0, [logged(step, **{"refit/verified": 0}) for step in range(1, 6)], FAILED, False),
         (0, [logged(step, **{"timing_s/gen": None}) for step in range(1, 6)], FAILED, True),
     ],
 )

@@ -27,7 +27,7 @@ from ascend_quant.integrations.verl.training.qat import FakeQuantization
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.refit import RefitError
 
-REPORT = {"refit/proved": 3}
+REPORT = {"refit/verified": 3}
 
 
 def test_verls_trainer_can_say_that_no_engine_shares_its_devices(monkeypatch, caplog):

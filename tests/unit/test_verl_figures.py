@@ -1,4 +1,4 @@
-"""A step's figures under verl: receipts of many workers, each replica's mismatch, the log on importance weights."""
+"""A step's figures under verl: reports of many workers, each replica's mismatch, the log on importance weights."""
 
 import logging
 import math
@@ -8,57 +8,68 @@ import pytest
 import torch
 from naming import has_line_naming, line_naming
 
-from ascend_quant.estimators import THRESHOLD
+from ascend_quant.integrations.verl.metrics import renamed
 from ascend_quant.integrations.verl.metrics.receipts import merge
-from ascend_quant.integrations.verl.metrics.replica_mismatch import REPLICA, ranks_of, replica_mismatch, upper_threshold
+from ascend_quant.integrations.verl.metrics.replica_mismatch import REPLICA, ranks_of, replica_mismatch
 from ascend_quant.integrations.verl.training.effective_sample import CUT, EVERY, LEAST, NAME, EffectiveSample, metric
 from ascend_quant.refit import RefitError
 
 
-def receipt(digest, milliseconds=1.0, **more):
-    values = dict(tensors=10, bytes=20, milliseconds=milliseconds, nonfinite=0, changed=0.5, proved=10, clamped=3)
-    values |= {"kernel_ms": milliseconds / 4, "wait_ms": milliseconds / 2, "memory_ms": milliseconds / 8}
-    return {f"refit/{name}": value for name, value in {**values, "digest": digest, **more}.items()}
+def report(digest, milliseconds=1.0, scales=None, **more):
+    """A worker's metrics and digests."""
+    values = dict(number=4, milliseconds=milliseconds, changed=0.5, verified=10, clamped=3)
+    values |= {"kernel_ms": milliseconds / 4, "wait_ms": milliseconds / 2, "wake_ms": milliseconds / 8}
+    digests = {"weights": digest} | ({} if scales is None else {"kv_scales": scales})
+    return {f"refit/{name}": value for name, value in {**values, **more}.items()}, digests
 
 
-def test_receipts_of_ranks_and_replicas_become_one():
-    first = [receipt(7, milliseconds=3.0, changed=0.2), receipt(8, clamped=4, nonfinite=1, tensors=99, proved=9)]
-    second = [receipt(7, milliseconds=9.0, changed=0.2), receipt(8, nonfinite=2)]
+def test_reports_of_ranks_and_replicas_become_one():
+    first = [report("7", milliseconds=3.0, changed=0.2), report("8", clamped=4, number=99, verified=9)]
+    second = [report("7", milliseconds=9.0, changed=0.2), report("8")]
     metrics = merge({0: first, 3: second}, {0: "int8", 3: "int8"})
-    changed = pytest.approx(0.35)
-    together = receipt(7, 9.0, changed=changed, nonfinite=3, proved=9, clamped=7)  # of a model's two ranks
-    replica0 = receipt(7, 3.0, changed=changed, nonfinite=1, proved=9, clamped=7)
-    replica3 = receipt(7, 9.0, changed=changed, nonfinite=2, clamped=6)
-    for rank, expected in ((0, replica0), (3, replica3)):
-        together |= {name.replace("refit/", f"refit/replica{rank}/"): value for name, value in expected.items()}
+    together, _ = report("7", 9.0, changed=pytest.approx(0.35), verified=9, clamped=7)  # of a model's two ranks
+    for rank, milliseconds in ((0, 3.0), (3, 9.0)):
+        together |= {
+            f"refit/replica{rank}/milliseconds": milliseconds,
+            f"refit/replica{rank}/wake_ms": milliseconds / 8,
+        }
     assert metrics == together
-    assert merge({0: [receipt(7)]}, {0: "int8"}) == receipt(7)  # one replica has no figures of its own
+    assert merge({0: [report("7")]}, {0: "int8"}) == report("7")[0]  # one replica has no figures of its own
 
 
 def test_one_unknown_share_makes_the_merged_one_unknown():
-    known, unknown = [receipt(7, changed=0.25, kernel_ms=3.0)], [receipt(7, wait_ms=8.0), receipt(7)]
-    del unknown[1]["refit/changed"]
+    known, unknown = [report("7", changed=0.25, kernel_ms=3.0)], [report("7", wait_ms=8.0), report("7")]
+    del unknown[1][0]["refit/changed"]
     metrics = merge({0: known, 1: unknown}, {0: "int8", 1: "bf16"})
-    assert "refit/changed" not in metrics and "refit/replica1/changed" not in metrics
-    assert metrics["refit/replica0/changed"] == 0.25
+    assert "refit/changed" not in metrics
     assert (metrics["refit/kernel_ms"], metrics["refit/wait_ms"]) == (3.0, 8.0)
 
 
 def test_replicas_that_serve_alike_and_differ_are_an_error_and_those_of_two_schemes_are_not():
-    replicas = {0: [receipt(7), receipt(8)], 1: [receipt(1), receipt(2)], 2: [receipt(7), receipt(9)]}
-    with pytest.raises(RefitError, match=line_naming("[0, 2]", "[8, 9]", "worker 1")):
+    replicas = {0: [report("7"), report("8")], 1: [report("1"), report("2")], 2: [report("7"), report("9")]}
+    with pytest.raises(RefitError, match=line_naming("[0, 2]", "['8', '9']", "worker 1")):
         merge(replicas, {0: "int8", 1: "bf16", 2: "int8"})
-    with pytest.raises(RefitError, match=r"\(4, 0\)"):  # a worker without a receipt
-        merge({2: [receipt(7)], 4: [None]}, {2: "int8", 4: None})
-    metrics = merge({0: [receipt(7, clamped=5)], 1: [receipt(9, clamped=0)]}, {0: "int8", 1: "bf16"})
-    assert (metrics["refit/replica0/digest"], metrics["refit/replica1/digest"]) == (7, 9)
+    with pytest.raises(RefitError, match=r"\(4, 0\)"):  # a worker without a report
+        merge({2: [report("7")], 4: [None]}, {2: "int8", 4: None})
+    metrics = merge({0: [report("7", clamped=5)], 1: [report("9", clamped=0)]}, {0: "int8", 1: "bf16"})
     assert metrics["refit/clamped"] == 5  # a copy of the model that loses more, not the sum of the copies
-    scales = {"refit/kv_scales/digest": 5, "refit/kv_scales/sent": 1, "refit/kv_scales/age": 0}
-    one, other = [receipt(7) | scales], [receipt(7) | scales | {"refit/kv_scales/digest": 6}]
-    assert merge({0: one, 1: one}, {0: "int8", 1: "int8"}).items() >= scales.items()
-    for differs in (other, [receipt(7)]):
-        with pytest.raises(RefitError, match=r"\[0, 1\]"):
-            merge({0: one, 1: differs}, {0: "int8", 1: "int8"})
+    one, other = [report("7", scales="5")], [report("7", scales="6")]
+    assert merge({0: one, 1: one}, {0: "int8", 1: "int8"})["refit/number"] == 4
+    for differs in (other, [report("7")]):
+        for pair in ((one, differs), (differs, one)):
+            with pytest.raises(RefitError, match=line_naming("[0, 1]", "kv_scales")):
+                merge(dict(enumerate(pair)), {0: "int8", 1: "int8"})
+
+
+def test_a_renamed_metric_is_logged_under_both_names_and_that_is_told_once(caplog):
+    renamed._tell.cache_clear()
+    metrics = {"refit/verified": 3, "refit/replica1/wake_ms": 2.5, "refit/number": 1, "refit/skipped": 0}
+    caplog.set_level("WARNING", logger="ascend_quant")
+    for _ in range(2):
+        found = renamed.with_old_names(metrics)
+    assert found == metrics | {"refit/proved": 3, "refit/replica1/memory_ms": 2.5, "refit/left_out": 0}
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert all(has_line_naming(said, f"refit/{old}", f"refit/{new}") for old, new in renamed.RENAMED.items())
 
 
 TRAIN = [torch.tensor(values) for values in ([-1.0, -2.0, -3.0], [-1.0], [-0.5, -0.25], [-2.0, -4.0])]
@@ -67,29 +78,17 @@ ROLLOUT = [train + off for train, off in zip(TRAIN, OFF, strict=True)]
 MASKS = [torch.tensor(values) for values in ([1, 1, 0], [1], [1, 1], [1, 1])]
 
 
-def expected(differences, threshold):
-    weights = [min(math.exp(-d), threshold) for d in differences]
-    count = len(differences)
-    return {
-        "k1_kl": sum(differences) / count,
-        "k3_kl": sum(math.exp(-d) - 1 + d for d in differences) / count,
-        "mean_abs": sum(abs(d) for d in differences) / count,
-        "ess": (sum(weights) / count) ** 2 / (sum(w * w for w in weights) / count),
-        "samples": 2,
-    }
-
-
-@pytest.mark.parametrize("threshold", [2.0, 1.5])
-def test_each_replica_is_measured_on_the_tokens_of_its_own_samples(threshold):
-    metrics = replica_mismatch([1, 5, 1, 5], ROLLOUT, TRAIN, MASKS, threshold)
+def test_each_replica_is_measured_on_the_tokens_of_its_own_samples():
+    metrics = replica_mismatch([1, 5, 1, 5], ROLLOUT, TRAIN, MASKS)
     for rank, differences in ((1, [0.0, 0.5, 0.0, 0.0]), (5, [0.25, -0.75, 0.5])):
-        for name, value in expected(differences, threshold).items():
-            assert metrics.pop(f"rollout_corr/replica{rank}/{name}") == pytest.approx(value, rel=1e-6)
+        k3_kl = sum(math.exp(-d) - 1 + d for d in differences) / len(differences)
+        assert metrics.pop(f"rollout_corr/replica{rank}/k3_kl") == pytest.approx(k3_kl, rel=1e-6)
+        assert metrics.pop(f"rollout_corr/replica{rank}/samples") == 2
     assert not metrics
     masks = [MASKS[0], torch.tensor([0]), *MASKS[2:]]  # a replica whose samples have no tokens has no figures
-    assert {name.split("/")[1] for name in replica_mismatch([0, 1, 0, 0], ROLLOUT, TRAIN, masks, 2.0)} == {"replica0"}
+    assert {name.split("/")[1] for name in replica_mismatch([0, 1, 0, 0], ROLLOUT, TRAIN, masks)} == {"replica0"}
     with pytest.raises(ValueError, match=line_naming("1 of 2", "finite")):
-        replica_mismatch([0], [torch.tensor([-1.0, math.nan])], TRAIN[2:3], MASKS[2:3], 2.0)
+        replica_mismatch([0], [torch.tensor([-1.0, math.nan])], TRAIN[2:3], MASKS[2:3])
 
 
 def test_samples_tell_their_replica_and_those_that_do_not_are_logged_once(caplog):
@@ -100,11 +99,8 @@ def test_samples_tell_their_replica_and_those_that_do_not_are_logged_once(caplog
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-@pytest.mark.parametrize("setting", [3, "2.5", "0.5_4.0"])
-def test_thresholds_and_names_are_verls(setting):
+def test_names_are_verls():
     helper = pytest.importorskip("verl.trainer.ppo.rollout_corr_helper", reason="verl is not installed")
-    assert upper_threshold({"rollout_is_threshold": setting}) == helper._parse_rollout_is_threshold(setting)[0]
-    assert upper_threshold(None) == upper_threshold({}) == upper_threshold({"rollout_is_threshold": None}) == THRESHOLD
     ones = torch.ones(2, 3)
     _, _, found = helper.compute_rollout_correction_and_rejection_mask(-ones, -ones, ones, rollout_is="token")
     assert {NAME, CUT} <= set(found)

@@ -214,14 +214,15 @@ def test_the_wake_up_that_a_sync_waits_for_is_added_to_its_receipts(monkeypatch)
 
     async def ask(engine, method):
         asked.append(clock[0])
-        return [[{"refit/memory_ms": 7.0, "refit/number": len(asked)}, None]]
+        return [[({"refit/wake_ms": 7.0, "refit/number": len(asked)}, {"weights": "1f"}), None]]
 
     async def syncs():
         for number in (1, 2):
             for tag in ("weights", "kv_cache"):
                 await server.wake_up(tags=[tag])
             receipt, none = await server.refit_receipts()
-            assert receipt == {"refit/memory_ms": 2007.0, "refit/number": number} and none is None
+            metrics = {"refit/wake_ms": 2007.0, "refit/number": number}
+            assert receipt == (metrics, {"weights": "1f"}) and none is None
         await server.refit_receipts()
         assert asked == [2.0, 7.0, 10.0], "before the cache wakes up, as the engine does one after the other"
 

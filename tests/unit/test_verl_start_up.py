@@ -21,10 +21,10 @@ def test_stages_add_up_from_the_launchers_start_to_the_last_mark():
     stages.mark("engines", {"weights": 10.0, "torch.compile": 20.0})
     stages.mark("models")  # again: nothing
     assert stages.stages == {"ray cluster": 12.5, "driver": 17.5, "models": 20.0, "engines": 40.0}
-    metrics = stages.metrics()
-    assert metrics["start_up/ray_cluster"] == 12.5 and metrics["start_up/total"] == stages.total == 90.0
-    assert metrics["start_up/models/other"] == 8.0 and metrics["start_up/engines/other"] == 10.0
-    assert len(stages.table().splitlines()) == 1 + 10
+    assert stages.inside["models"] == {"actor": 12.0, "other": 8.0} and stages.inside["engines"]["other"] == 10.0
+    assert stages.total == 90.0 and len(stages.table().splitlines()) == 1 + 10
+    shown = {"ray_cluster": 12.5, "models": 20.0, "engines": 40.0, "engines/torch.compile": 20.0, "total": 90.0}
+    assert stages.metrics() == {f"start_up/{name}": seconds for name, seconds in shown.items()}
 
 
 def test_without_a_launcher_the_run_begins_with_the_driver_or_now(monkeypatch):

@@ -1,6 +1,6 @@
 """verl's trainer, whichever mode: its actors send digests, and the refits' receipts are among each step's metrics.
 
-With several replicas, each one's receipts and mismatch are reported too, by its rank.
+With several replicas, each one's times and mismatch are reported too, by its rank.
 """
 
 import time
@@ -10,7 +10,7 @@ from typing import Any
 import ray
 import transfer_queue
 
-from ascend_quant.integrations.verl.metrics.replica_mismatch import ranks_of, replica_mismatch, upper_threshold
+from ascend_quant.integrations.verl.metrics.replica_mismatch import ranks_of, replica_mismatch
 from ascend_quant.integrations.verl.metrics.start_up import StartUp
 from ascend_quant.integrations.verl.metrics.sync_reports import SyncReports, agree_on_codes, let_actors_send
 from ascend_quant.integrations.verl.training.effective_sample import EffectiveSample
@@ -151,8 +151,7 @@ class RefitTrainer:
         ranks = ranks_of([getattr(extra, "data", extra) for extra in data["extra_fields"]])
         if ranks is None:
             return {}
-        vectors = (data[name].unbind() for name in fields[1:])
-        return replica_mismatch(ranks, *vectors, upper_threshold(self.config.algorithm.get("rollout_correction")))
+        return replica_mismatch(ranks, *(data[name].unbind() for name in fields[1:]))
 
 
 def with_refits(trainer_class: type) -> type:

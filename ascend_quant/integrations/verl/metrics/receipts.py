@@ -1,56 +1,55 @@
-"""From the receipts of every engine worker to the metrics of one step, and the proof that the replicas agree.
+"""From the reports of every engine worker to the metrics of one step, and the proof that the replicas agree.
 
-With several replicas there are the same figures for each: refit/replica0/milliseconds beside refit/milliseconds.
+With several replicas there is what one of them may take longer for than the others: refit/replica0/milliseconds beside
+refit/milliseconds.
 """
 
 from statistics import fmean
 
 from ascend_quant.refit import RefitError
 
-Receipt = dict[str, float]
+Metrics = dict[str, float]
+WorkerReport = tuple[Metrics, dict[str, str]]  # of a worker: its metrics, and `Receipt.digests`
 PREFIX = "refit/"
-DIGESTS = {"refit/digest": "weights", "refit/kv_scales/digest": "scales of the KV cache"}
-COMBINED = {  # what is neither here nor alike everywhere is the first one's
+COMBINED = {  # what is not here is alike everywhere: the first one's
     "refit/milliseconds": max,
     "refit/kernel_ms": max,
     "refit/wait_ms": max,
-    "refit/memory_ms": max,
-    "refit/nonfinite": sum,
+    "refit/wake_ms": max,
     "refit/clamped": sum,
-    "refit/proved": min,
-    "refit/kv_scales/age": max,
+    "refit/verified": min,
+    "refit/kv_scales/sent": min,
     "refit/changed": fmean,
 }
+OF_A_REPLICA = ("refit/milliseconds", "refit/wake_ms")
 
 
-def merge(replicas: dict[int, list[Receipt | None]], quantizations: dict[int, str | None]) -> Receipt:
-    """Merge all workers' receipts into one step's metrics, after checking that replicas that serve alike agree.
+def merge(replicas: dict[int, list[WorkerReport | None]], quantizations: dict[int, str | None]) -> Metrics:
+    """Merge all workers' reports into one step's metrics, after checking that replicas that serve alike agree.
 
     Args:
-        replicas: receipts by the replica's rank, those of a replica in the order of its workers.
+        replicas: reports by the replica's rank, those of a replica in the order of its workers.
         quantizations: by the same ranks, how a replica serves; those that serve alike have the same bytes.
 
     Raises:
-        RefitError: a worker has no receipt, or replicas that serve alike have different bytes.
+        RefitError: a worker has no report, or replicas that serve alike have different bytes.
     """
     _check_all_there(replicas)
     _check_digests(replicas, quantizations)
-    each = {rank: _combine(receipts) for rank, receipts in replicas.items()}
-    metrics = _combine([*each.values()])
-    metrics["refit/clamped"] = max(receipt["refit/clamped"] for receipt in each.values())  # of one model, not of all
+    each = {rank: _combine([metrics for metrics, _ in reports]) for rank, reports in replicas.items()}
+    merged = _combine([*each.values()])
+    merged["refit/clamped"] = max(metrics["refit/clamped"] for metrics in each.values())  # of one model, not of all
     if len(each) > 1:
-        for rank, receipt in each.items():
-            metrics |= {name.replace(PREFIX, f"{PREFIX}replica{rank}/", 1): value for name, value in receipt.items()}
-    return metrics
+        for rank, metrics in each.items():
+            merged |= {name.replace(PREFIX, f"{PREFIX}replica{rank}/"): metrics[name] for name in OF_A_REPLICA}
+    return merged
 
 
-def _combine(receipts: list[Receipt]) -> Receipt:
-    """Combine several receipts into one; a figure that one of them lacks is left out."""
-    known = set.intersection(*(set(receipt) for receipt in receipts))
+def _combine(several: list[Metrics]) -> Metrics:
+    """Combine the metrics of several workers or replicas; one that some of them lack is left out."""
+    known = set.intersection(*(set(metrics) for metrics in several))
     return {
-        name: COMBINED.get(name, _first)([receipt[name] for receipt in receipts])
-        for name in receipts[0]
-        if name in known
+        name: COMBINED.get(name, _first)([metrics[name] for metrics in several]) for name in several[0] if name in known
     }
 
 
@@ -58,23 +57,23 @@ def _first(values: list[float]) -> float:
     return values[0]
 
 
-def _check_all_there(replicas: dict[int, list[Receipt | None]]) -> None:
-    found = [(rank, worker, receipt) for rank, receipts in replicas.items() for worker, receipt in enumerate(receipts)]
-    if missing := [(rank, worker) for rank, worker, receipt in found if receipt is None]:
+def _check_all_there(replicas: dict[int, list[WorkerReport | None]]) -> None:
+    found = [(rank, worker, report) for rank, reports in replicas.items() for worker, report in enumerate(reports)]
+    if missing := [(rank, worker) for rank, worker, report in found if report is None]:
         raise RefitError(
             f"no receipt from (replica, worker) {missing}: these engine workers never completed a refit, "
             "or vLLM built their model without the ascend_quant plugin"
         )
 
 
-def _check_digests(replicas: dict[int, list[Receipt]], quantizations: dict[int, str | None]) -> None:
+def _check_digests(replicas: dict[int, list[WorkerReport]], quantizations: dict[int, str | None]) -> None:
     for quantization in set(quantizations.values()):
         alike = [rank for rank in replicas if quantizations[rank] == quantization]
-        for worker, receipts in enumerate(zip(*(replicas[rank] for rank in alike), strict=True)):
-            for name, what in DIGESTS.items():
-                digests = [receipt.get(name) for receipt in receipts]
-                if len(set(digests)) > 1:
+        for worker, reports in enumerate(zip(*(replicas[rank] for rank in alike), strict=True)):
+            for what in {what: None for _, digests in reports for what in digests}:
+                found = [digests.get(what) for _, digests in reports]
+                if len(set(found)) > 1:
                     raise RefitError(
-                        f"the replicas {alike} serve different {what}: digests {digests} at worker {worker} of each. "
+                        f"the replicas {alike} serve different {what}: digests {found} at worker {worker} of each. "
                         "A replica missed a sync, was started otherwise, or its memory is broken: restart the run"
                     )

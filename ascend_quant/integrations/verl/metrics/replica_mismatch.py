@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from ascend_quant.estimators import THRESHOLD, mismatch
+from ascend_quant.estimators import mismatch
 
 logger = logging.getLogger(__name__)
 
 REPLICA = "ascend_quant_replica"  # the key in extra_fields
-FIGURES = ("k1_kl", "k3_kl", "mean_abs", "ess")
 
 
 def ranks_of(extra_fields: Sequence[Mapping[str, Any]]) -> list[int] | None:
@@ -40,7 +39,6 @@ def replica_mismatch(
     rollout: Sequence[torch.Tensor],
     train: Sequence[torch.Tensor],
     masks: Sequence[torch.Tensor],
-    threshold: float,
 ) -> dict[str, float]:
     """Compute each replica's mismatch, such as rollout_corr/replica0/k3_kl; one that generated nothing has none.
 
@@ -48,7 +46,6 @@ def replica_mismatch(
         ranks: which replica generated each sample.
         rollout, train: log-probabilities (T,) of each sample's response, from its engine and from the trainer.
         masks: (T,) of each sample, not 0 where the token is the model's own.
-        threshold: where importance weights are clipped, for `ess`.
 
     Raises:
         ValueError: a log-probability is not finite.
@@ -60,13 +57,6 @@ def replica_mismatch(
         if not kept.any():
             continue
         pair = (torch.cat([each[sample] for sample in mine])[kept] for each in (rollout, train))
-        found = mismatch(*pair, threshold)
-        metrics |= {f"rollout_corr/replica{rank}/{name}": getattr(found, name) for name in FIGURES}
+        metrics[f"rollout_corr/replica{rank}/k3_kl"] = mismatch(*pair).k3_kl
         metrics[f"rollout_corr/replica{rank}/samples"] = len(mine)
     return metrics
-
-
-def upper_threshold(rollout_correction: dict | None) -> float:
-    """Return where verl clips importance weights: 2.0, "2.0", or "0.5_2.0" with a lower one; ours if it is not set."""
-    threshold = (rollout_correction or {}).get("rollout_is_threshold")
-    return THRESHOLD if threshold is None else float(str(threshold).rpartition("_")[2])

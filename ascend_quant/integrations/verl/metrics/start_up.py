@@ -1,4 +1,4 @@
-"""From the start of a run to the end of its first step, by stage: a table in the log, and `start_up/*` metrics.
+"""From the start of a run to the end of its first step, by stage: a table in the log, `start_up/*` metrics of some.
 
 A stage ends where a mark is set, on the clock of the trainer's process, and the next one begins; so stages add up to
 the total. What happened inside a stage elsewhere (in a worker, in an engine, in a step's timers) stands below it, and
@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 STARTED = "ASCEND_QUANT_STARTED"  # seconds since the epoch: of the run, and with a comma of the job's submission
 OTHER = "other"
 PREFIX = "start_up/"
+# stages and parts that somebody can shorten, and that are metrics
+LOGGED = ("ray cluster", "workers placed", "dataset", "models", "engines", "engines/torch.compile")
 
 
 class StartUp:
@@ -55,10 +57,11 @@ class StartUp:
         return sum(self.stages.values())
 
     def metrics(self) -> dict[str, float]:
-        """Return the seconds as metrics: `start_up/engines`, `start_up/engines/compilation`, .., `start_up/total`."""
-        parts = {f"{stage}/{part}": value for stage, parts in self.inside.items() for part, value in parts.items()}
-        named = {**self.stages, **parts, "total": self.total}
-        return {PREFIX + name.replace(" ", "_"): value for name, value in named.items()}
+        """Return the seconds of LOGGED, as far as they have ended, and `start_up/total`."""
+        found = {**self.stages}
+        found |= {f"{stage}/{part}": value for stage, parts in self.inside.items() for part, value in parts.items()}
+        logged = {PREFIX + name.replace(" ", "_"): found[name] for name in LOGGED if name in found}
+        return {**logged, PREFIX + "total": self.total}
 
     def table(self) -> str:
         """Format a table with a line for each stage and its share of the total, its parts below it."""

@@ -10,6 +10,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from ascend_quant.integrations.verl import settings
 from ascend_quant.integrations.verl.compat import plain_class
 from ascend_quant.integrations.verl.metrics.receipts import merge
+from ascend_quant.integrations.verl.metrics.renamed import with_old_names
 from ascend_quant.integrations.verl.sending import hooks
 from ascend_quant.integrations.verl.sending.options import SendOptions
 from ascend_quant.integrations.verl.sending.sender import sends_weights
@@ -66,7 +67,7 @@ class SyncReports:
         self._quantizations: dict[int, str | None] = {}  # by the replica's rank
 
     def of_last(self, replicas: Sequence[Any], workers: Any) -> dict[str, float]:
-        """Return the metrics of the last weight sync: the engines' merged receipts and the trainer's own figures.
+        """Return the metrics of the last weight sync: the engines' merged reports and the trainer's own figures.
 
         Args:
             replicas: that were synced.
@@ -76,11 +77,11 @@ class SyncReports:
             RefitError: see `receipts.merge`.
         """
         ranks = [replica.replica_rank for replica in replicas]
-        receipts = ray.get([replica.servers[0].refit_receipts.remote() for replica in replicas])
+        reports = ray.get([replica.servers[0].refit_receipts.remote() for replica in replicas])
         if ranks != list(self._quantizations):
             self._quantizations = _quantizations(replicas)
         sent = slowest_of(workers.sync_metrics()) if hasattr(workers, "sync_metrics") else {}
-        return {**merge(dict(zip(ranks, receipts, strict=True)), self._quantizations), **sent}
+        return with_old_names({**merge(dict(zip(ranks, reports, strict=True)), self._quantizations), **sent})
 
 
 def _quantizations(replicas: Sequence[Any]) -> dict[int, str | None]:

@@ -14,6 +14,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 
 from ascend_quant.exact.stages import Stage
 from ascend_quant.integrations.verl import compat
+from ascend_quant.integrations.verl.metrics.receipts import Metrics, WorkerReport
 from ascend_quant.integrations.verl.metrics.replica_mismatch import REPLICA
 from ascend_quant.integrations.verl.sending import hooks
 from ascend_quant.integrations.verl.sending import socket_names as sockets
@@ -23,7 +24,7 @@ from ascend_quant.integrations.verl.settings import QUANTIZATION, bucket_bytes, 
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.transfer.delta import Receiver
 
-MEMORY = "refit/memory_ms"
+WAKE = "refit/wake_ms"
 BUCKETS = 4  # of a sync from elsewhere, at most: two for verl's transport, one for the engine, a tensor that is larger
 BESIDE = 1 << 30  # bytes that else come and go: the transport's own, what a refit writes through
 
@@ -34,18 +35,21 @@ class RefitHttpServer(vLLMHttpServer):
     waking = 0.0  # seconds of the wake-up that the last sync waited for
     _cache_stays = False
     _cache_wakes: asyncio.Future[None] | None = None
-    _receipts: asyncio.Future[list[dict[str, float] | None]] | None = None  # asked for before that
+    _receipts: asyncio.Future[list[WorkerReport | None]] | None = None  # asked for before that
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         sockets.name_for_engine()
 
-    async def refit_receipts(self) -> list[dict[str, float] | None]:
-        """Return the last refit's metrics of each worker: engine by engine, in the order of tensor-parallel ranks."""
+    async def refit_receipts(self) -> list[WorkerReport | None]:
+        """Return the last refit's report of each worker: engine by engine, in the order of tensor-parallel ranks."""
         asked, self._receipts = self._receipts or self._asked_for_receipts(), None
-        return [receipt and {**receipt, MEMORY: receipt[MEMORY] + 1e3 * self.waking} for receipt in await asked]
+        return [report and self._with_wake_up(*report) for report in await asked]
 
-    def _asked_for_receipts(self) -> asyncio.Future[list[dict[str, float] | None]]:
+    def _with_wake_up(self, metrics: Metrics, digests: dict[str, str]) -> WorkerReport:
+        return {**metrics, WAKE: metrics[WAKE] + 1e3 * self.waking}, digests
+
+    def _asked_for_receipts(self) -> asyncio.Future[list[WorkerReport | None]]:
         return asyncio.ensure_future(self._ask_workers("refit_receipt"))
 
     async def _ask_workers(self, method: str) -> list[Any]:

@@ -19,6 +19,7 @@ from verl.workers.rollout.vllm_rollout.utils import monkey_patch_compute_logits,
 from ascend_quant.exact.fingerprint import fingerprint
 from ascend_quant.exact.stages import Recorder, Stage
 from ascend_quant.integrations.verl import compat
+from ascend_quant.integrations.verl.metrics.receipts import WorkerReport
 from ascend_quant.integrations.verl.receiving.receiver import DrainingReceiver
 from ascend_quant.integrations.verl.settings import QUANTIZATION
 from ascend_quant.integrations.vllm import refit_of, start_up
@@ -80,19 +81,19 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
             attempts.run(prove)
             attempts.raise_it()
 
-    def refit_receipt(self) -> dict[str, float] | None:
-        """Return the last complete refit's metrics, for collective_rpc; None where there are no refits."""
+    def refit_receipt(self) -> WorkerReport | None:
+        """Return the last complete refit's report, for collective_rpc; None where there are no refits."""
         if not self._built_by_plugin():
             return None
         receipt = refit_of(self.model_runner.model).last_receipt
         if receipt is None:
             return None
         own = {
-            "refit/proved": self.refit_proved,
+            "refit/verified": self.refit_proved,
             "refit/wait_ms": 1e3 * self.refit_waited,
-            "refit/memory_ms": 1e3 * self.refit_releasing,  # the server adds the wake-ups
+            "refit/wake_ms": 1e3 * self.refit_releasing,  # the server adds the wake-ups
         }
-        return {**receipt.as_metrics(), **own}
+        return {**receipt.as_metrics(), **own}, receipt.digests()
 
     def refit_takes_codes(self) -> tuple[str, list[str], list[str]]:
         """Return the scheme, the last sync's weights that this worker would also take as its codes, and the others.

@@ -46,7 +46,7 @@ class SyncMetrics:
         return {
             "refit/gather_ms": 1e3 * self.gathering,
             "refit/bytes_sent": self.bytes,
-            "refit/sent_as_codes": self.coded,
+            "refit/prequantized": self.coded,
             "refit/bytes_kept": self.kept,
         }
 

@@ -1,0 +1,33 @@
+"""Metrics that have been renamed, and are logged under both names for a while: dashboards may hold the old ones."""
+
+import functools
+import logging
+
+logger = logging.getLogger(__name__)
+
+RENAMED = {  # old name -> new name, behind refit/ and refit/replicaR/
+    "proved": "verified",
+    "left_out": "skipped",
+    "left_alone": "unquantized",
+    "memory_ms": "wake_ms",
+    "sent_as_codes": "prequantized",
+}
+GONE_IN = "0.3"  # the release that logs the new names alone
+
+
+def with_old_names(metrics: dict[str, float]) -> dict[str, float]:
+    """Return a weight sync's metrics, those that were renamed under their old names too; the first time it is told."""
+    _tell()
+    old = {
+        name.removesuffix(now) + before: value
+        for before, now in RENAMED.items()
+        for name, value in metrics.items()
+        if name.endswith(f"/{now}")
+    }
+    return metrics | old
+
+
+@functools.cache
+def _tell() -> None:
+    renamed = ", ".join(f"refit/{before} is now refit/{now}" for before, now in RENAMED.items())
+    logger.warning("metrics: %s. Both are logged until ascend-quant %s; docs/metrics.md", renamed, GONE_IN)
