@@ -11,12 +11,12 @@ import string
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, product
 from math import nan, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,6 +29,7 @@ from launch.demo.training import Choices, Setup, WarmUp, load_recipe, train
 
 KEYS = string.ascii_lowercase
 LINE = len("a7:007 ")
+LOOK_EVERY, PASSED = 50, 0.98  # updates; of the exam's answers
 EXAM, EXAM_SEED = 256, 1 << 32  # problems; the first seed that a study's cannot be
 ARMS = ("bf16", "int8", "int8-uncorrected", "int8-qat", "fp8")  # of the demo
 RATE = "actor_rollout_ref.actor.optim.lr"
@@ -79,12 +80,44 @@ class Ledger:
         return [rng.randrange(10) for _ in range(rng.randint(self.shortest, self.longest))]
 
 
+@dataclass(frozen=True)
+class UntilLearnt(WarmUp):
+    """Warm-up whose rate rises, stays until the likeliest answers are right, and falls for `updates` only then."""
+
+    longest: int = 2500  # updates until it falls, at most
+    ramp: int = 50
+    falls: list[int] = field(default_factory=list)  # the update from which it falls, once that is known
+
+    def rate(self, update: int, model: Any) -> float | None:
+        if update == 0:
+            self.falls.clear()
+        if not self.falls and (update == self.longest or (update % LOOK_EVERY == 0 and likeliest(model) >= PASSED)):
+            self.falls.append(update)
+        if not self.falls:
+            return self.learning_rate * min((update + 1) / self.ramp, 1)
+        return super().rate(update - self.falls[0], model)
+
+
+def likeliest(model: Any) -> float:
+    """Return the share of the exam's answers of which every token is the likeliest after those before it."""
+    import torch
+
+    from launch.demo.warmup import IGNORED, encode
+
+    task = STUDY.task
+    tokens, labels = encode([(problem.prompt, problem.answer) for problem in task.exam()], task)
+    with torch.no_grad():
+        found = model(input_ids=tokens).logits[:, :-1].argmax(-1)
+    targets = labels[:, 1:]
+    return ((found == targets) | (targets == IGNORED)).all(-1).float().mean().item()
+
+
 # One core learns it in two minutes; what the last updates change least is how uncertain the carries are.
 STUDY = Setup(
     recipe="study",
     task=Ledger(8, 10, slips=0.2),
     shape=TINY | {"max_position_embeddings": 128},
-    warm_up=WarmUp(2500, fall=200, batch=64, learning_rate=2e-3, ramp=50, band=(0.2, 0.6), seconds=1800),
+    warm_up=UntilLearnt(200, batch=64, learning_rate=2e-3, band=(0.2, 0.6), seconds=1800),
 )
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

@@ -88,7 +88,7 @@ def addition(target: Path, progress: Progress) -> list[str]:
 
     setup = replace(training.DEMO, shape=TINY_ON_NPUS)
     choices = training.Choices((), training.load_recipe()["steps"], SEED, "qwen2", setup)
-    task, updates = choices.setup.task, choices.setup.warm_up.fall
+    task, updates = choices.setup.task, choices.setup.warm_up.updates
     folder = target / "addition"
     made = [
         write(folder / f"{name}.parquet", verl_rows(prompts, SEED, task))

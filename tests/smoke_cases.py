@@ -1,19 +1,6 @@
-"""What a smoke test's parts see where all is well."""
+"""What verl logs of a step, where all is well."""
 
 import json
-
-from ascend_quant.smoke import life
-
-LIVED = {
-    "before": {"digest": "1", "formats": {"29": 4, "2": 3}},
-    "after": {"digest": "1", "formats": {"29": 4, "2": 3}},
-    "same answers": True,
-    "a NaN": f"RefitError: {life.NAN}: NaN",
-    "served meanwhile": False,
-    "a good refit": "",
-    "served then": True,
-    "sleep level 2": "refused",
-}
 
 
 def logged(step: int, **changes: float) -> str:

@@ -45,39 +45,19 @@ CONFIG = {
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "head_dim": 128}
 
 
-@probe("engine.refit", DECIDES, ("cpu", "npu"), True, SECONDS / 2)
-def refit(on: On) -> Seen:
-    """Refit an engine without graphs."""
-    return refitted(on)
+def _refitted(name: str, decides: str, devices: tuple[str, ...], limit_s: float = SECONDS, **options: Any) -> None:
+    """Register a probe of a refitted engine."""
+
+    @probe(f"engine.{name}", decides, devices, True, limit_s, options.get("ranks", 1))
+    def run(on: On) -> Seen:
+        return refitted(on, **options)
 
 
-@probe("engine.graphs", f"{DECIDES}, with graphs that were captured before", ("cuda", "npu"), True, SECONDS)
-def graphs(on: On) -> Seen:
-    return refitted(on, graphs=True)
-
-
-@probe(
-    "engine.ranks",
-    "each of two ranks holds after a refit what a fresh engine's holds",
-    ("cuda", "npu"),
-    True,
-    SECONDS,
-    ranks=2,
-)
-def ranks(on: On) -> Seen:
-    return refitted(on, ranks=2)
-
-
-@probe(
-    "engine.experts",
-    "each of four ranks does so with experts dealt out whole",
-    ("cuda", "npu"),
-    True,
-    SECONDS,
-    ranks=4,
-)
-def experts(on: On) -> Seen:
-    return refitted(on, ranks=4, moe=True)
+GPUS_AND_NPUS = ("cuda", "npu")
+_refitted("refit", DECIDES, ("cpu", "npu"), SECONDS / 2)
+_refitted("graphs", f"{DECIDES}, with graphs that were captured before", GPUS_AND_NPUS, graphs=True)
+_refitted("ranks", "each of two ranks holds after a refit what a fresh engine's holds", GPUS_AND_NPUS, ranks=2)
+_refitted("experts", "each of four ranks does so with experts dealt out whole", GPUS_AND_NPUS, ranks=4, moe=True)
 
 
 def refitted(on: On, graphs: bool = False, ranks: int = 1, moe: bool = False) -> Seen:

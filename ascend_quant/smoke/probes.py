@@ -26,10 +26,9 @@ from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result, Statu
 
 # in this order; slow ones last
 MODULES = (
-    "installed", "operators", "npu.operators", "npu.graphs", "npu.speed", "engine", "life", "generation", "collective"
+    "installed", "operators", "npu.operators", "npu.graphs", "npu.speed", "engine", "sleep", "generation"
 )  # fmt: skip
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-LIMIT_S = 60.0  # of a probe that says nothing else
 MOST_PROBLEMS = 8  # in a reason
 
 
@@ -43,16 +42,11 @@ class NotPossible(Exception):
 
 @dataclass(frozen=True)
 class On:
-    """The device, and the shapes and checkpoints, of a probe.
-
-    Attributes:
-        small: whether shapes are those of a dry run on a stand-in.
-        checkpoints: of one model, which an engine starts from and is refitted to; None for a small one made here.
-    """
+    """The device, and the shapes and checkpoints, of a probe."""
 
     device: torch.device
-    small: bool = False
-    checkpoints: tuple[Path, Path] | None = None
+    small: bool = False  # whether shapes are those of a dry run on a stand-in
+    checkpoints: tuple[Path, Path] | None = None  # that an engine starts from and is refitted to; None: made here
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a tensor to the device."""
@@ -77,26 +71,20 @@ class Seen:
             self.problems.append(f"{what}: {apart}")
 
 
+Look = Callable[[On], Seen]
+
+
 @dataclass(frozen=True)
 class Probe:
-    """A probe of this installation, which answers one question.
-
-    Attributes:
-        decides: what is known once it has run.
-        run: raises NotPossible, or whatever goes wrong.
-        devices: the kinds of device that it is for.
-        slow: whether it starts processes of its own, as an engine.
-        limit_s: seconds, after which its process is ended.
-        ranks: how many devices it takes.
-    """
+    """A probe of this installation, which answers one question."""
 
     name: str
-    decides: str
-    run: Callable[[On], Seen]
-    devices: tuple[str, ...]
-    slow: bool
-    limit_s: float
-    ranks: int = 1
+    decides: str  # what is known once it has run
+    run: Look  # raises NotPossible, or whatever goes wrong
+    devices: tuple[str, ...] = ("cpu", "cuda", "npu")  # the kinds of device that it is for
+    slow: bool = False  # whether it starts processes of its own, as an engine
+    limit_s: float = 60.0  # seconds, after which its process is ended
+    ranks: int = 1  # how many devices it takes
 
     def lacks(self, there: int) -> str:
         """Return what is missing where so many devices are there; "" for nothing."""
@@ -112,18 +100,11 @@ def need(*packages: str) -> None:
         raise NotPossible(f"this Python has no {', '.join(lacking)}")
 
 
-def probe(
-    name: str,
-    decides: str,
-    devices: tuple[str, ...] = ("cpu", "cuda", "npu"),
-    slow: bool = False,
-    limit_s: float = LIMIT_S,
-    ranks: int = 1,
-) -> Callable[[Callable[[On], Seen]], Callable[[On], Seen]]:
-    """Register a probe."""
+def probe(name: str, decides: str, *fields: Any, **named: Any) -> Callable[[Look], Look]:
+    """Register a probe; what follows are the fields of `Probe`, from `devices` on."""
 
-    def register(function: Callable[[On], Seen]) -> Callable[[On], Seen]:
-        PROBES[name] = Probe(name, decides, function, devices, slow, limit_s, ranks)
+    def register(function: Look) -> Look:
+        PROBES[name] = Probe(name, decides, function, *fields, **named)
         return function
 
     return register

@@ -22,22 +22,15 @@ LONGEST, SHORT = 2000, 60  # characters: of a reason, and of what a line shows o
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one probe.
-
-    Attributes:
-        decides: what is known once it has run, in one sentence.
-        reason: why it failed, or why it does not apply and what to do instead; "" where all is well.
-        values: what was observed.
-        broke: whether it failed before it could judge: it raised an error, or its process ended.
-    """
+    """The result of one probe."""
 
     name: str
-    decides: str
+    decides: str  # what is known once it has run, in one sentence
     status: Status
     seconds: float = 0.0
-    reason: str = ""
-    values: dict[str, Any] = field(default_factory=dict)
-    broke: bool = False
+    reason: str = ""  # why it failed, or why it does not apply and what to do instead; "" where all is well
+    values: dict[str, Any] = field(default_factory=dict)  # what was observed
+    broke: bool = False  # whether it failed before it could judge: it raised an error, or its process ended
 
 
 def document(results: Sequence[Result], about: Mapping[str, Any]) -> dict[str, Any]:

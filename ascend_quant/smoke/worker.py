@@ -9,7 +9,7 @@ import torch
 
 from ascend_quant.integrations.vllm import refit_of, register
 from ascend_quant.profile.checkpoints import Checkpoint
-from ascend_quant.smoke.kernels import Profile
+from ascend_quant.smoke.kernels import profiler_into
 
 register()  # where the package lies in PYTHONPATH alone, vLLM's processes do not find it by its entry point
 
@@ -58,13 +58,14 @@ class Extension:
         return sum(one.nbytes for one in [*model.parameters(), *model.buffers()])
 
     def smoke_profile(self, folder: str | None = None) -> None:
-        """Begin to look at kernels, into the folder; without one, end. Rank 0 alone."""
+        """Begin to look at an NPU's kernels, into the folder; without one, end. Rank 0 alone."""
         if self.rank != 0:
             return
         if folder is not None:
-            self.smoke_profiled = Profile(self._smoke_device(), folder)
+            self.smoke_profiled = profiler_into(folder)
             self.smoke_profiled.start()
         else:
+            torch.npu.synchronize()
             self.smoke_profiled.stop()
 
     def smoke_refit(self, folder: str, limit: int) -> int:

@@ -87,26 +87,19 @@ def smoke(
             "[default: all]"
         ),
     ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of Qwen2.5-7B, trained with BF16 and INT8 rollouts if --data and eight NPUs are there."
-        ),
-    ] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder that ./run.sh data gsm8k has filled.")] = None,
     read: Annotated[
         list[Path] | None,
         typer.Option(
             "--read",
-            help="Run nothing: say which claims of docs/ascend.md this JSON from a run on NPUs proves, refutes or "
-            "leaves open; repeatable, for runs on one device and on several.",
+            help="Run nothing: show what this JSON from a run on NPUs says, a line each probe; repeatable, for runs on "
+            "one device and on several.",
         ),
     ] = None,
     write: Annotated[
         bool,
         typer.Option(
             "--write",
-            help="Write what --read says into the page, in both languages; without --read, all claims as not run.",
+            help="Write what --read says into docs/ascend.md, in both languages; without --read, all as not run.",
         ),
     ] = False,
 ) -> None:
@@ -115,7 +108,7 @@ def smoke(
     Tests the stack named by ASCEND_QUANT_STACK (set in our images; default: cpu).
 
     Exit status: 0 where all that applies passed; 1 where something failed; 2 for wrong use; 3 where time ran out. With
-    --read: 0 where all claims are proved; 1 where one is refuted; 3 where none is, and some are open.
+    --read: 0 where every probe passed; 1 where one failed; 3 where none did, and some have not run.
     """
     if read or write:
         _read(read or [], write, as_json)
@@ -124,10 +117,10 @@ def smoke(
         out = DEFAULT
     if out is not None and (said := why_no_file(out)):
         fail(f"--out {said}", WRONG_USE)
-    _try(_setting(steps, minutes, model, data), only or [], out, printed)
+    _try(_setting(steps, minutes), only or [], out, printed)
 
 
-def _setting(steps: int, minutes: float, *inputs: Path | None) -> "Setting":
+def _setting(steps: int, minutes: float) -> "Setting":
     """Make the smoke test's setting on the stack of the environment, with a new temporary folder."""
     from launch.smoke.setting import Setting
     from launch.stacks import STACK_VARIABLE, all_pins
@@ -136,7 +129,7 @@ def _setting(steps: int, minutes: float, *inputs: Path | None) -> "Setting":
     if stack not in stacks:
         fail(f"{STACK_VARIABLE}={stack}: there is no such stack, only {', '.join(stacks)}", WRONG_USE)
     folder, ends = Path(tempfile.mkdtemp(prefix="aq-smoke-")), time.monotonic() + 60 * minutes
-    return Setting(stack, stacks[stack].devices, folder, steps, ends, *(one and one.absolute() for one in inputs))
+    return Setting(stack, stacks[stack].devices, folder, steps, ends)
 
 
 def _try(setting: "Setting", wanted: list[str], out: Path | None, printed: bool) -> NoReturn:
@@ -178,10 +171,11 @@ def _try(setting: "Setting", wanted: list[str], out: Path | None, printed: bool)
 
 
 def _read(files: list[Path], write: bool, as_json: bool) -> NoReturn:
-    """Show what the files say about the claims."""
+    """Show what the files say of each probe."""
     from rich.console import Console
-    from rich.text import Text
 
+    from ascend_quant.smoke.results import FAILED as FAILED_PROBE
+    from ascend_quant.smoke.results import OK
     from launch import LaunchError
     from launch.smoke import reading
 
@@ -195,17 +189,14 @@ def _read(files: list[Path], write: bool, as_json: bool) -> NoReturn:
         fail(str(why), WRONG_USE)
     if not made:
         raise typer.Exit(DONE)
-    found = reading.verdicts(made)
-    for one in found:
-        said = Text.assemble((f"{one.verdict}: ", reading.STYLES[one.verdict]), one.claim.says)
-        console.print(said, Text("; ".join(part for part in (one.seen, one.why) if part), "dim"), soft_wrap=True)
-    console.print(reading.in_short(found), highlight=False)
+    found = reading.rows(made)
+    for name, status, seen in found:
+        console.print(f"{name}: {status}{seen and '; '}{seen}", soft_wrap=True, highlight=False, markup=False)
     if as_json:
-        typer.echo(
-            json.dumps({"files": [one.about for one in made], "claims": [one.as_dict() for one in found]}, indent=1)
-        )
-    verdicts = {one.verdict for one in found}
-    raise typer.Exit(FAILED if reading.REFUTED in verdicts else NOT_REACHED if reading.OPEN in verdicts else DONE)
+        probes = [{"name": name, "status": status, "seen": seen} for name, status, seen in found]
+        typer.echo(json.dumps({"files": [one.about for one in made], "probes": probes}, indent=1))
+    statuses = {status for _, status, _ in found}
+    raise typer.Exit(FAILED if FAILED_PROBE in statuses else DONE if statuses == {OK} else NOT_REACHED)
 
 
 def _earlier(out: Path, setting: "Setting", wanted: list[str], console: "Console") -> dict[str, Any] | None:

@@ -1,7 +1,5 @@
 """`./run.sh lint --contract vllm==0.34.0`."""
 
-import json
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -15,7 +13,6 @@ from launch.contract.check import OTHERS, read
 
 def main(
     what: Annotated[str, typer.Argument(help="vllm==0.34.0, vllm (the newest), or a folder that has it unpacked.")],
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Read whether a release of vLLM, vllm-ascend or verl still has what is used of it; nothing of it is installed.
 
@@ -25,14 +22,11 @@ def main(
         title, readings = read(what)
     except LaunchError as error:
         raise typer.BadParameter(str(error), param_hint="WHAT") from error
-    if as_json:
-        print(json.dumps([asdict(one) for one in readings], indent=1))
-    else:
-        table = Table("feature", "rows", title=title, title_justify="left")
-        table.add_column("missing", overflow="fold")
-        for one in readings:
-            table.add_row(one.feature, str(one.rows), "\n".join(one.problems) or "-")
-        Console().print(table)
+    table = Table("feature", "rows", title=title, title_justify="left")
+    table.add_column("missing", overflow="fold")
+    for one in readings:
+        table.add_row(one.feature, str(one.rows), "\n".join(one.problems) or "-")
+    Console().print(table)
     known = {OTHERS, *seen.releases("cuda")[-1].lacks}
     raise typer.Exit(any(one.problems for one in readings if one.feature not in known))
 

@@ -22,16 +22,11 @@ OTHERS = "other names in our sources"  # many of them are other versions': they 
 
 @dataclass(frozen=True)
 class Reading:
-    """Result of checking one feature's names.
-
-    Attributes:
-        rows: how many there are.
-        problems: what is missing, in words.
-    """
+    """Result of checking one feature's names."""
 
     feature: str
-    rows: int
-    problems: tuple[str, ...]
+    rows: int  # how many there are
+    problems: tuple[str, ...]  # what is missing, in words
 
 
 def read(what: str) -> tuple[str, list[Reading]]:

@@ -140,8 +140,7 @@ def _defined(statement: ast.stmt) -> set[str]:
         return {statement.name}
     if isinstance(statement, ast.Import):
         return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
-    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-    return {one.id for target in targets if target is not None for one in ast.walk(target) if isinstance(one, ast.Name)}
+    return {one.id for one in ast.walk(statement) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
 
 
 def _with_bases(found: Found, depth: int = 0) -> Iterator[Found]:
@@ -169,12 +168,6 @@ def _member(found: Found, name: str) -> Found | None:
 
 
 def _gives_itself(node: ast.AST, name: str) -> bool:
-    """Return whether this is an assignment to `self.name`."""
-    targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
-    if not isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-        return False
-    return any(
-        isinstance(one, ast.Attribute) and one.attr == name and getattr(one.value, "id", None) == "self"
-        for target in targets
-        for one in ast.walk(target)
-    )
+    """Return whether this is `self.name`, which is assigned to."""
+    is_target = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == name
+    return is_target and isinstance(node.value, ast.Name) and node.value.id == "self"

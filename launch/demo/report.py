@@ -6,13 +6,14 @@ all arms in each. Of an exact arm it has the tokens that were compared and those
 
 import json
 import time
+from functools import partial
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn
+from rich.progress import MofNCompleteColumn, TaskID
 from rich.table import Table
 
 from ascend_quant.progress import Bars
@@ -41,7 +42,7 @@ SPEED_FIELDS = {
     "update_seconds": "timing_s/update_actor",
     "answer_tokens": "response_length/mean",
     "tokens_per_second": "perf/throughput",  # of prompts and answers, over the whole step, for each device
-    "rollout_ms_per_token": "timing_per_token_ms/gen",  # of all answers together
+    "rollout_ms_per_token": "timing_per_token_ms/gen",  # of all answers' tokens
 }
 PREFIX = "refit/"
 FINAL_STEPS = 5
@@ -65,9 +66,14 @@ def run_demo(choices: Choices, out: Path, console: Console) -> dict[str, Any]:
     started = time.monotonic()
     write_parquet(out / "prompts.parquet", choices.prompts, choices.seed, choices.setup.task)
     with Bars(*Bars.get_default_columns(), MofNCompleteColumn(), console=console) as bars:
-        warm_up(choices, out, bars)
+        from launch.demo.warmup import make_start
+
+        bar = bars.add_task("warm-up", total=choices.setup.warm_up.updates)
+        accuracy = make_start(choices, out / "start", lambda done: bars.update(bar, completed=done))
+        bars.update(bar, description=f"warm-up: {accuracy:.0%} right")
         for arm in choices.arms:
-            run_arm(choices, arm, out, bars)
+            bar = bars.add_task(f"{arm}: verl starts", total=choices.steps)
+            train(choices, arm, out, partial(_show, bars, bar, arm))
     report = build_report(choices, out, time.monotonic() - started)
     (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     draw(report, out / "report.png")
@@ -77,25 +83,9 @@ def run_demo(choices: Choices, out: Path, console: Console) -> dict[str, Any]:
     return report
 
 
-def warm_up(choices: Choices, out: Path, bars: Bars) -> None:
-    """Make the common start of all arms."""
-    from launch.demo.warmup import make_start
-
-    plan = choices.setup.warm_up
-    bar = bars.add_task("warm-up", total=plan.longest + plan.fall)
-    accuracy = make_start(choices, out / "start", lambda done: bars.update(bar, completed=done))
-    bars.update(bar, description=f"warm-up: {accuracy:.0%} right")
-
-
-def run_arm(choices: Choices, arm: str, out: Path, bars: Bars) -> None:
-    """Train one arm, with its bar."""
-    bar = bars.add_task(f"{arm}: verl starts", total=choices.steps)
-
-    def show(steps: int) -> None:
-        if steps:
-            bars.update(bar, description=f"{arm}: training", completed=steps)
-
-    train(choices, arm, out, show)
+def _show(bars: Bars, bar: TaskID, arm: str, steps: int) -> None:
+    if steps:
+        bars.update(bar, description=f"{arm}: training", completed=steps)
 
 
 def step_record(line: dict[str, Any], corrected: bool = True, exact: bool = False) -> dict[str, float]:
@@ -106,12 +96,6 @@ def step_record(line: dict[str, Any], corrected: bool = True, exact: bool = Fals
         exact: whether its actor is exact, of which figures are logged too.
     """
     return pick(line, FIELDS | (WEIGHT_FIELDS if corrected else {}) | (EXACT_FIELDS if exact else {}))
-
-
-def speed_record(line: dict[str, Any]) -> dict[str, float]:
-    """Pick a step's speed; rollout_tokens_per_second counts the answers' tokens over the rollout's time."""
-    record = pick(line, SPEED_FIELDS)
-    return record | {"rollout_tokens_per_second": 1000 / record.pop("rollout_ms_per_token")}
 
 
 def pick(line: dict[str, Any], fields: dict[str, str]) -> dict[str, float]:
@@ -130,7 +114,7 @@ def receipt(line: dict[str, Any]) -> dict[str, float]:
 def arm_report(name: str, metrics: Path) -> dict[str, Any]:
     """Report one arm, step by step."""
     lines = read_lines(metrics)
-    steps = [step_record(line, is_corrected(name), is_exact(name)) | speed_record(line) for line in lines]
+    steps = [step_record(line, is_corrected(name), is_exact(name)) | pick(line, SPEED_FIELDS) for line in lines]
     return {
         "name": name,
         "scheme": scheme_of(name),
@@ -167,31 +151,35 @@ def summary(arm: dict[str, Any]) -> dict[str, float]:
         "ess_min": min(step.get("ess", nan) for step in steps),
         "refit_ms_median": 1000 * median(step["refit_seconds"] for step in steps),
         "step_s_median": median(step["step_seconds"] for step in steps),
-        "rollout_tokens_s_median": median(step["rollout_tokens_per_second"] for step in steps),
+        "rollout_tokens_s_median": 1000 / median(step["rollout_ms_per_token"] for step in steps),
     }
 
 
 def table(report: dict[str, Any]) -> Table:
     """Build a table with one row for each arm, in 80 columns; the speed of the whole step is in report.json."""
-    last = min(FINAL_STEPS, *(len(arm["steps"]) for arm in report["arms"]))
-    weights = ", token-level TIS" if any(is_corrected(arm["name"]) for arm in report["arms"]) else ""
+    arms = report["arms"]
+    last = min(FINAL_STEPS, *(len(arm["steps"]) for arm in arms))
+    columns = {
+        "start_reward": ("reward first", ".3f"),
+        "final_reward": (f"reward last {last}", ".3f"),
+        "k3_kl_mean": ("k3_kl mean", ".1e"),
+        "unequal": ("unequal", ".0f"),
+        "ess_min": ("ESS min", ".4f"),
+        "refit_ms_median": ("refit ms", ".0f"),
+        "step_s_median": ("step s", ".1f"),
+        "rollout_tokens_s_median": ("tokens/s", ".0f"),
+    }
+    if not any(is_exact(arm["name"]) for arm in arms):
+        del columns["unequal"]
+    weights = ", token-level TIS" if any(is_corrected(arm["name"]) for arm in arms) else ""
     result = Table(title=f"{report['task']} ({report['model']}{weights})", box=None, collapse_padding=True)
     result.add_column("rollout", no_wrap=True)
-    exact = any(is_exact(arm["name"]) for arm in report["arms"])
-    counted = ("unequal",) if exact else ()
-    for column in ("reward first", f"reward last {last}", "k3_kl mean", *counted, "ESS min", "refit ms", "step s"):
-        result.add_column(column, justify="right")
-    result.add_column("tokens/s", justify="right", no_wrap=True)
-    for arm in report["arms"]:
-        numbers = summary(arm)
-        ess = "-" if isnan(numbers["ess_min"]) else f"{numbers['ess_min']:.4f}"  # without importance weights
-        unequal = "-" if isnan(numbers["unequal"]) else f"{numbers['unequal']:.0f}"  # not counted: no exact arm
-        result.add_row(
-            *(arm["name"], f"{numbers['start_reward']:.3f}", f"{numbers['final_reward']:.3f}"),
-            *(f"{numbers['k3_kl_mean']:.1e}", *((unequal,) if exact else ()), ess),
-            f"{numbers['refit_ms_median']:.0f}",
-            *(f"{numbers['step_s_median']:.1f}", f"{numbers['rollout_tokens_s_median']:.0f}"),
-        )
+    for title, _ in columns.values():
+        result.add_column(title, justify="right", no_wrap=title == "tokens/s")
+    for arm in arms:
+        numbers = summary(arm)  # NaN: the arm has no importance weights, or counts no tokens
+        cells = ("-" if isnan(numbers[name]) else format(numbers[name], form) for name, (_, form) in columns.items())
+        result.add_row(arm["name"], *cells)
     return result
 
 

@@ -49,19 +49,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Addition:
-    """Task over all pairs of operands.
+    """Task over all pairs of operands."""
 
-    Attributes:
-        name: of the data's source.
-        description: for people.
-        alphabet: the characters of prompts and answers, a token each.
-        width: tokens of the longest prompt with its answer and the end token.
-    """
-
-    name: str = "addition"
-    description: str = f"addition of two numbers up to {LARGEST_OPERAND}"
-    alphabet: str = SUMS
-    width: int = len("9+9=18") + 1
+    name: str = "addition"  # of the data's source
+    description: str = f"addition of two numbers up to {LARGEST_OPERAND}"  # for people
+    alphabet: str = SUMS  # the characters of prompts and answers, a token each
+    width: int = len("9+9=18") + 1  # tokens of the longest prompt with its answer and the end token
 
     def problems(self, seed: int) -> Iterator[Problem]:
         """Yield what the model is asked, without end: round after round, each in its own order."""

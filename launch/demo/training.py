@@ -33,44 +33,32 @@ ARMS = (
 BESIDE_EXACT = (f"int8{EXACT}", "int8", "bf16")
 FIRST_STEP_SECONDS = 600  # includes starting Ray, verl and vLLM: about 80 s on two idle cores
 NEXT_STEP_SECONDS = 180
+FINAL_SHARE = 0.05  # of the warm-up's learning rate
 
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Settings of the supervised training before RL.
+    """Settings of the supervised training before RL."""
 
-    Attributes:
-        longest: updates at the full learning rate, at most: it ends when the model's likeliest answers are right.
-        fall: updates after that, in which the rate falls linearly to a twentieth, and what is left of noise goes.
-        batch: answers an update.
-        learning_rate: at its highest.
-        ramp: updates until it is there.
-        band: the accuracy when sampled at temperature 1 must lie between these.
-        seconds: more is an error.
-    """
-
-    longest: int
-    fall: int
-    batch: int
+    updates: int  # while the learning rate falls
+    batch: int  # answers an update
     learning_rate: float
-    ramp: int
-    band: tuple[float, float]
-    seconds: float
+    band: tuple[float, float]  # the accuracy when sampled at temperature 1 must lie between these
+    seconds: float  # more is an error
+
+    def rate(self, update: int, model: Any) -> float | None:
+        """Return the learning rate of an update, counted from 0, which falls linearly; None once all are made."""
+        fallen = update / self.updates
+        return None if fallen == 1 else self.learning_rate * (1 - (1 - FINAL_SHARE) * fallen)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Setup of a training: recipe, task and model shape.
+    """Setup of a training: recipe, task and model shape."""
 
-    Attributes:
-        recipe: in configs/recipes.
-        task: problems, lessons and an exam, as `Addition` has them.
-        shape: of the model.
-    """
-
-    recipe: str
-    task: Addition
-    shape: Mapping[str, int]
+    recipe: str  # in configs/recipes
+    task: Addition  # problems, lessons and an exam, as `Addition` has them
+    shape: Mapping[str, int]  # of the model
     warm_up: WarmUp
 
 
@@ -78,7 +66,7 @@ DEMO = Setup(
     recipe="demo",
     task=Addition(),
     shape=TINY,
-    warm_up=WarmUp(0, fall=800, batch=128, learning_rate=2e-3, ramp=1, band=(0.40, 0.60), seconds=600),
+    warm_up=WarmUp(800, batch=128, learning_rate=2e-3, band=(0.40, 0.60), seconds=600),
 )
 
 

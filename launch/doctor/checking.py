@@ -8,32 +8,25 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 LONGEST = 300  # characters of an exception's message
 STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
-ORDER = ("ok", "warning", "error")
 Level = Literal["ok", "warning", "error"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one look at one thing.
-
-    Attributes:
-        check: its name, as in docs/doctor.md.
-        what: what was found, with the value.
-        fix: what to do; empty where all is well.
-    """
+    """Result of one look at one thing."""
 
     level: Level
-    check: str
-    what: str
-    fix: str = ""
+    check: str  # its name, as in docs/doctor.md
+    what: str  # what was found, with the value
+    fix: str = ""  # what to do; empty where all is well
 
 
 @dataclass(frozen=True)
@@ -73,19 +66,7 @@ class Report:
         return json.dumps(asdict(self) | {"exit_code": self.exit_code}, indent=1)
 
 
-def ok(what: str) -> Finding:
-    """Return a finding that all is well. The check gives its name to what it finds, here as below."""
-    return Finding("ok", "", what)
-
-
-def warning(what: str, fix: str) -> Finding:
-    """Return a finding that a run would start, and may be slow or fail later."""
-    return Finding("warning", "", what, fix)
-
-
-def error(what: str, fix: str) -> Finding:
-    """Return a finding that a run would fail."""
-    return Finding("error", "", what, fix)
+ok, warning, error = (partial(Finding, level, "") for level in STYLES)  # the check gives its name to what it finds
 
 
 @dataclass(frozen=True)
@@ -117,42 +98,19 @@ def check(name: str) -> Callable[[Callable[..., Iterator[Finding]]], Check]:
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the table, the fixes, and a last line that sums up."""
-    table = Table("check", *(host.host for host in report.hosts))
-    for name in dict.fromkeys(finding.check for host in report.hosts for finding in host.findings):
-        cells = [[finding for finding in host.findings if finding.check == name] for host in report.hosts]
-        table.add_row(name, *(_cell(findings) for findings in cells))
-    if report.hosts:
-        console.print(table)
-    for finding in report.together:
-        console.print(Text.assemble(_level(finding), f" {finding.check}: {finding.what}"))
-    _fixes(report, console)
-    console.print(_summary(report), soft_wrap=True)
-
-
-def _cell(findings: list[Finding]) -> Text:
-    """Format the lines of one check on one host, each behind its level."""
-    return Text("\n").join(Text.assemble(_level(finding), f" {finding.what}") for finding in findings)
-
-
-def _level(finding: Finding) -> tuple[str, str]:
-    return finding.level, STYLES[finding.level]
-
-
-def _fixes(report: Report, console: Console) -> None:
-    """Print what to do, errors first, each once with the hosts that it is for."""
-    todo: dict[Finding, list[str]] = {}
+    """Print each finding once, with the hosts that it is for and what to do, then a line that sums up."""
+    where: dict[Finding, list[str]] = {}
     for host in report.hosts:
         for finding in host.findings:
-            todo.setdefault(finding, []).append(host.host)
-    for finding in report.together:
-        todo.setdefault(finding, [])
-    for finding in sorted(todo, key=lambda finding: -ORDER.index(finding.level)):
-        if finding.level != "ok":
-            where = f" on {', '.join(todo[finding])}" if len(report.hosts) > 1 and todo[finding] else ""
-            console.print()
-            console.print(Text.assemble(_level(finding), f" {finding.check}{where}: {finding.what}"), soft_wrap=True)
+            where.setdefault(finding, []).append(host.host)
+    where |= {finding: [] for finding in report.together}
+    for finding, hosts in where.items():
+        on = f" on {', '.join(hosts)}" if hosts and len(report.hosts) > 1 else ""
+        said = Text.assemble((finding.level, STYLES[finding.level]), f" {finding.check}{on}: {finding.what}")
+        console.print(said, soft_wrap=True)
+        if finding.fix:
             console.print(f"  fix: {finding.fix}", soft_wrap=True, markup=False, highlight=False)
+    console.print(_summary(report), soft_wrap=True)
 
 
 def _summary(report: Report) -> Text:

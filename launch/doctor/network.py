@@ -1,14 +1,12 @@
-"""The networks of the host: the NIC of its address, the ports of a run, and the links of its devices.
+"""The networks of the host: the NIC of its address, the ports of a run, and the links of its NPUs.
 
 hccn_tool answers `link status: UP`, `ipaddr:..` and `netmask:..`; from the pages on the check before a training of
-MindCluster's fault diagnosis (hiascend.com, mindxdlFDUG021); not run on hardware by this project. Without RDMA, NCCL
-takes TCP, and says so only in its log.
+MindCluster's fault diagnosis (hiascend.com, mindxdlFDUG021); not run on hardware by this project.
 """
 
-import ctypes
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,11 +20,10 @@ from launch.software import product
 from launch.stacks import pins
 
 ADDRESSES = ("HCCL_IF_IP", "VLLM_HOST_IP")
-EXACT = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")  # a name, or several with commas
+NAMES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")  # of NICs, with commas
 PATTERNS = ("HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # beginnings of names; =NAME is exact, ^NAME excludes
 TOOL = Path("/usr/local/Ascend/driver/tools/hccn_tool")
 SECONDS = 10
-LIBRARY = "libibverbs.so.1"
 
 
 def network(wanted: Wanted) -> Network:
@@ -43,13 +40,10 @@ def network(wanted: Wanted) -> Network:
     return Network(found, wire, problem, tuple(taken_ports(needed)))
 
 
-def links(kind: str, hosts: int, root: Path = Path("/"), library: str = LIBRARY) -> Links:
-    """Return what joins this host's devices (`npu`, `gpu` or `none`) with those of others; nothing for one host."""
-    if hosts == 1 or kind == "none":
+def links(kind: str, hosts: int, root: Path = Path("/")) -> Links:
+    """Return what joins this host's NPUs with those of others; nothing for one host, or other devices than `npu`."""
+    if hosts == 1 or kind != "npu":
         return Links()
-    if kind == "gpu":
-        adapters, files = (names(root / folder) for folder in ("sys/class/infiniband", "dev/infiniband"))
-        return Links(adapters=adapters, files=files, library=why_not(library))
     config = (root / "etc" / "hccn.conf").is_file()
     tool = shutil.which("hccn_tool") or shutil.which(TOOL)
     if tool is None:
@@ -67,20 +61,6 @@ def link(tool: str, device: int) -> Link:
     return Link(device, up[1] if up else why, ip[1] if ip else None)
 
 
-def names(folder: Path) -> tuple[str, ...]:
-    """List what is in a folder; nothing where there is none."""
-    return tuple(sorted(path.name for path in folder.iterdir())) if folder.is_dir() else ()
-
-
-def why_not(library: str) -> str | None:
-    """Return why a library cannot be loaded; None where it can."""
-    try:
-        ctypes.CDLL(library)
-    except OSError as error:
-        return str(error)
-    return None
-
-
 @check("network.address")
 def address(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     found = facts.network
@@ -90,6 +70,26 @@ def address(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         yield ok(f"{found.wire[0]} carries {found.wire[1]}")
     else:
         yield ok("; ".join(f"{name}: {', '.join(addresses)}" for name, addresses in found.nics.items()) or "no NIC")
+    for name in (*ADDRESSES, *NAMES, *PATTERNS):
+        value = facts.variables.get(name)
+        if value is not None and not leads_somewhere(name, value, found):
+            what = f"{name}={value} is no address and no NIC of this host ({found.nics})"
+            if name in wanted.environment:
+                yield error(what, f"take {name} out of the inventory: the launcher sets it, from `address` there")
+            else:  # with several hosts the launcher's value wins, but on the one from which the run is started
+                level = error if wanted.hosts == 1 else warning
+                yield level(what, f"unset {name}, in ~/.bashrc too: the launcher sets it")
+
+
+def leads_somewhere(name: str, value: str, found: Network) -> bool:
+    """Return whether the value of a variable names an address or a NIC of this host."""
+    if name in ADDRESSES:
+        return any(value in addresses for addresses in found.nics.values())
+    if name in NAMES:
+        return set(value.split(",")) <= set(found.nics)
+    words = tuple(value.lstrip("^=").split(","))
+    exact, excludes = value.lstrip("^").startswith("="), value.startswith("^")
+    return any((nic in words if exact else nic.startswith(words)) != excludes for nic in found.nics)
 
 
 @check("network.ports")
@@ -100,66 +100,12 @@ def ports(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         yield ok("the ports of Ray are free")
 
 
-@check("network.variables")
-def variables(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    found = facts.network
-    here = [address for addresses in found.nics.values() for address in addresses]
-    for name in ADDRESSES:
-        if (value := facts.variables.get(name)) is not None:
-            nics = [nic for nic, addresses in found.nics.items() if value in addresses]
-            yield _judged(name, value, wanted, found, nics, f"is no address of this host ({', '.join(here)})")
-    for name in (*EXACT, *PATTERNS):
-        if (value := facts.variables.get(name)) is not None:
-            nics = _listed(value, found.nics) if name in EXACT else _matching(value, found.nics)[:1]
-            yield _judged(name, value, wanted, found, nics, f"names no NIC of this host ({', '.join(found.nics)})")
-
-
-def _judged(name: str, value: str, wanted: Wanted, found: Network, nics: list[str], why: str) -> Finding:
-    """Judge a variable's value: a wrong one is fatal where it wins, the inventory's or that of the launching shell.
-
-    Args:
-        nics: that the value leads to, by which the run would be reached; none where it is wrong in itself.
-        why: what is wrong then.
-    """
-    if nics and found.wire is not None and wanted.hosts > 1 and set(nics) != {found.wire[0]}:
-        other = next(nic for nic in nics if nic != found.wire[0])
-        nics, why = [], f"leads to {other}, and the hosts reach each other at {found.wire[1]} on {found.wire[0]}"
-    if nics:
-        return ok(f"{name}={value}")
-    if name in wanted.environment:
-        fix = f"take {name} out of the inventory: the launcher sets it, from this host's `address` there"
-        return error(f"{name}={value} {why}", fix)
-    if wanted.hosts == 1:
-        return error(f"{name}={value} {why}", f"unset {name}, in ~/.bashrc too: the launcher sets it")
-    fix = f"unset {name}, in ~/.bashrc too: the launcher's value wins, but on the host from which the run is started"
-    return warning(f"{name}={value} {why}", fix)
-
-
-def _listed(names: str, nics: Iterable[str]) -> list[str]:
-    """Return the network interfaces that gloo takes by this value; none where one is not there."""
-    wanted = names.split(",")
-    return wanted if set(wanted) <= set(nics) else []
-
-
-def _matching(pattern: str, nics: Iterable[str]) -> list[str]:
-    """Return the NICs that fit, in the system's order: HCCL and NCCL meet on the first, which after `^docker` is lo."""
-    without_not = pattern.removeprefix("^")
-    words = tuple(without_not.removeprefix("=").split(","))
-    exact, excludes = without_not.startswith("="), without_not != pattern
-    return [nic for nic in nics if (nic in words if exact else nic.startswith(words)) != excludes]
-
-
 @check("network.links")
 def between(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    kind = pins(wanted.stack).devices
-    if wanted.hosts > 1 and kind == "npu" and facts.devices.found:
-        yield from _of_npus(facts.links, product(facts.devices.chip or "") == "A3")
-    if wanted.hosts > 1 and kind == "gpu" and facts.links.adapters:
-        yield _rdma(facts.links)
-
-
-def _of_npus(found: Links, a3: bool) -> Iterator[Finding]:
-    """Judge the NPUs' links; an A3's dies talk over HCCS: DOWN and no address were seen where all was well."""
+    """An A3's dies talk over HCCS: links that are DOWN and without an address were seen where all was well."""
+    if wanted.hosts == 1 or pins(wanted.stack).devices != "npu" or not facts.devices.found:
+        return
+    found, a3 = facts.links, product(facts.devices.chip or "") == "A3"
     if found.problem:
         yield warning(f"links were not looked at: {found.problem}", "mount the driver's tools into the container")
         return
@@ -176,13 +122,3 @@ def _of_npus(found: Links, a3: bool) -> Iterator[Finding]:
         yield error("there is no /etc/hccn.conf", "mount it from the host into the container")
     if not down and not without:
         yield ok(f"all {len(found.npus)} UP")
-
-
-def _rdma(found: Links) -> Finding:
-    adapters = ", ".join(found.adapters)
-    if not any(name.startswith("uverbs") for name in found.files):
-        what = f"{adapters}, and no /dev/infiniband/uverbs*: NCCL takes TCP"
-        return warning(what, "docker run --device /dev/infiniband")
-    if found.library:
-        return warning(f"{found.library}: NCCL takes TCP", "apt-get install ibverbs-providers libibverbs1")
-    return ok(adapters)

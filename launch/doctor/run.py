@@ -1,4 +1,4 @@
-"""Checks of what the run itself brings: the modules that it imports, its model and data, its result, its correction."""
+"""Checks of what the run itself brings: the modules that it imports, its model and data, its result."""
 
 import os
 import shutil
@@ -52,7 +52,7 @@ def inputs(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
             f"{wanted.model} is not in the cache: it is downloaded at the start", f"hf download {wanted.model}"
         )
     for file in found.missing_data:
-        yield error(f"there is no {file}", f"make it with ./run.sh data {wanted.data_name}, or correct --data")
+        yield error(f"there is no {file}", "make it with ./run.sh data, or correct --data")
     for line in found.wrong_data:
         yield error(line, "correct the file (docs/models.md), or --data")
     if wanted.data and not found.missing_data + found.wrong_data:
@@ -74,17 +74,3 @@ def out(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         yield level(f"{text}; {need} wanted", "free some, or give another folder with --out")
     else:
         yield ok(text)
-
-
-@check("run.correction")
-def correction(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    """Recipes whose weights would lose a batch are refused where they are read (recipes/effective.py)."""
-    if wanted.scheme in (None, "bf16") or not wanted.head:
-        return
-    if wanted.exact:
-        yield ok(f"the trainer computes the policy of the rollouts in {wanted.scheme}: nothing is to be corrected")
-    elif wanted.corrected:
-        yield ok(f"importance weights correct for rollouts in {wanted.scheme}")
-    else:
-        what = f"rollouts in {wanted.scheme}, and nothing corrects for the trainer's other policy"
-        yield warning(what, "--set correction.level=token")

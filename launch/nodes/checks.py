@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch import LaunchError, door, model, network, private
+from launch import LaunchError, model, network, port_guard, private
 from launch.doctor import drivers
 from launch.doctor.examination import in_the_way, versions_of
 from launch.doctor.facts import Wanted
@@ -140,7 +140,7 @@ def find(plan: NodePlan) -> tuple[Checked, list[str]]:
     problems += lacking(plan.needs, plan.columns, plan.prompt, plan.least_rows)
     problems += [f"{what}: {fix}" for what, fix in lacking_room(plan.saving)]
     problems += room(plan.temp_dir)
-    problems += door.problems() if plan.socket_filter else []
+    problems += port_guard.problems() if plan.socket_filter else []
     return checked, problems
 
 

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import psutil
 
 from ascend_quant.exits import DONE, FAILED, NOT_FORMED, WRONG_USE
-from launch import LaunchError, door, network
+from launch import LaunchError, network, port_guard
 from launch.doctor import hosts
 from launch.nodes import head, ray_node, worker
 from launch.nodes.checks import Checked, check, compared, find, kernel_kills
@@ -156,19 +156,19 @@ def prepare(part: Part, token: str) -> dict[str, str]:
     notes += open_files()
     ray_node.adopt_token(environment)
     if plan.socket_filter:
-        environment = behind_door(part, environment)
-        notes += filter(None, [door.shown()])
+        environment = guarded(part, environment)
+        notes += filter(None, [port_guard.shown()])
     for note in notes:
         part.emit("note", line=note)
     return environment
 
 
-def behind_door(part: Part, environment: dict[str, str]) -> dict[str, str]:
-    """Add the socket filter, which lets the run's hosts in, to an environment."""
+def guarded(part: Part, environment: dict[str, str]) -> dict[str, str]:
+    """Add the port guard, which lets the run's hosts in, to an environment."""
     hosts = part.orders.addresses
     if part.meeting is not None:  # nobody has told the addresses of the others
         hosts = [ip for member in part.plan.members for ip in network.resolve(member)]
-    return door.preloaded(door.build(Path(part.plan.temp_dir), hosts), environment)
+    return port_guard.preloaded(port_guard.build(Path(part.plan.temp_dir), hosts), environment)
 
 
 def open_files() -> list[str]:

@@ -70,7 +70,7 @@ class NodePlan:
         values: for the templates of the environment table; the node adds address, nic, family and devices.
         layers: what the users set, the strongest last.
         join_seconds: until when all must have joined.
-        socket_filter: only the run's hosts reach its ports, see `launch.door`.
+        socket_filter: only the run's hosts reach its ports, see `launch.port_guard`.
         model: the absolute path of its folder, or its id on the hub.
         tensor_parallel: devices that share each layer of it in the engine.
         needs: paths that must exist on this host.

@@ -6,6 +6,5 @@ recipe on one device.
 setting.py    what all parts share: stack, folder, the time that is left
 parts.py      the parts in their order, and how an earlier start's file is gone on with
 training.py   the steps, and the NaN after them
-twins.py      a 7B on eight NPUs beside its BF16 twin
-reading.py    what files say of docs/ascend.md's claims
+reading.py    what files say of an NPU, written into docs/ascend.md
 """

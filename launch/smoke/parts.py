@@ -22,13 +22,12 @@ from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, SCHEMA, Resul
 from launch.doctor.drivers import devices as devices_of
 from launch.smoke.setting import LAUNCH, Setting
 from launch.smoke.training import NAN, TRAIN, train
-from launch.smoke.twins import RECIPES, twin
 from launch.software import CHIP_VARIABLE
 
 START_S = 75  # until the first probe begins: it imports torch and vLLM, and starts the driver
 DOCTOR_S = 60
 DOCTOR = "doctor"
-ALONE = {"none": (DOCTOR, TRAIN), "gpu": (DOCTOR, TRAIN, NAN), "npu": (DOCTOR, TRAIN, NAN, *RECIPES)}  # no probes
+ALONE = {"none": (DOCTOR, TRAIN), "gpu": (DOCTOR, TRAIN, NAN), "npu": (DOCTOR, TRAIN, NAN)}  # no probes
 HUNG = re.compile(r"^Timeout \(\d", re.MULTILINE)  # of faulthandler, which ends a probe's process at its limit
 FINDS = "the doctor finds nothing that would stop a run"
 
@@ -110,9 +109,6 @@ def _results(setting: Setting, chosen: Collection[str], probes: Sequence[Probe])
     if {TRAIN, NAN} & set(chosen) and setting.left > 0:
         yield from in_time(setting, train(setting))
     yield from carried_out(setting, [one for one in probes if one.slow])
-    for name in RECIPES:
-        if name in chosen and setting.left > 0:
-            yield from in_time(setting, [twin(setting, name)])
 
 
 def in_time(setting: Setting, results: Sequence[Result]) -> Iterator[Result]:

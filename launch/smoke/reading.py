@@ -1,47 +1,23 @@
-"""Verdicts of the smoke test's JSON files on docs/ascend.md's claims: printed, as JSON, and written into both pages."""
+"""What JSON files of the smoke test say of an NPU, a row each probe, printed and written into docs/ascend.md."""
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ascend_quant.smoke.claims import decided
-from ascend_quant.smoke.judging import OPEN, PROVED, REFUTED, Decided
-from ascend_quant.smoke.results import SCHEMA, Result
+from ascend_quant.smoke.probes import probes_for
+from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, SCHEMA, Result, in_short
 from launch import ROOT, LaunchError, generated
+from launch.smoke.training import NAN, TRAIN
 
 COMMAND = "./run.sh smoke --read FILE --write"
-STYLES = {PROVED: "green", REFUTED: "bold red", OPEN: "yellow"}
-
-
-@dataclass(frozen=True)
-class Words:
-    """Words of a page's language."""
-
-    head: str
-    verdicts: dict[str, str]
-    not_run: str
-    nothing: str
-    read: str
-
-
-PAGES = {
-    "docs/ascend.md": Words(
-        "| claim | decided by | on a device |",
-        {PROVED: "**proved**", REFUTED: "**refuted**", OPEN: "open"},
-        "not run",
-        "No device has decided one yet.",
-        "Read from: {}.",
-    ),
-    "docs/ascend.zh.md": Words(
-        "| 说法 | 由什么判定 | 设备上的结果 |",
-        {PROVED: "**证实**", REFUTED: "**推翻**", OPEN: "未定"},
-        "未运行",
-        "还没有设备判定过其中任何一条。",
-        "取自：{}。",
-    ),
+NOT_RUN = "not run"
+ORDER = (FAILED, OK, NOT_APPLICABLE)  # of several files the first of these counts
+FASTER = {"speed.int8": ("speed.bf16", "speed.w8a8"), "speed.int8_4": ("speed.bf16_4",)}
+RATES, BYTES = "tokens/s by batch", "bytes of weights"
+PAGES = {  # the heads of the table, and what stands before it
+    "docs/ascend.md": ("| probe | on a device | seen |", "No device has run one yet.", "Read from: {}."),
+    "docs/ascend.zh.md": ("| 探测 | 在设备上 | 所见 |", "还没有设备运行过其中任何一项。", "取自：{}。"),
 }
 
 
@@ -60,46 +36,52 @@ def read(file: Path) -> Read:
         LaunchError: it is another one.
     """
     try:
-        content: dict[str, Any] = json.loads(file.read_text())
+        content = json.loads(file.read_text())
         schema, device = content["schema"], content["device"]
         if schema != SCHEMA:
             raise LaunchError(f"--read {file}: has schema {schema}, but this version reads {SCHEMA}: run smoke again")
         if device != "npu":
-            raise LaunchError(f"--read {file}: was made on {device}; the claims are about NPUs")
-        return _read(content)
+            raise LaunchError(f"--read {file}: was made on {device}; docs/ascend.md is about NPUs")
+        results = {one["name"]: Result(**one) for one in content["probes"]}
+        versions = results["versions"].values if "versions" in results else {}
+        about = [f"{versions.get('devices', '?')} x {versions.get('device', 'NPU')}", content["stack"]]
+        about += [f"{name} {versions[name]}" for name in ("vllm-ascend", "torch-npu", "CANN") if name in versions]
+        about += [f"ascend-quant {content['version']}", content["started"][:10]]
     except (OSError, ValueError, KeyError, TypeError) as why:
         raise LaunchError(f"--read {file}: is not JSON from ./run.sh smoke: {type(why).__name__}: {why}") from why
+    return Read(", ".join(about), results)
 
 
-def _read(content: dict[str, Any]) -> Read:
-    results = {one["name"]: Result(**one) for one in content["probes"]}
-    versions = results["versions"].values if "versions" in results else {}
-    packages = [f"{name} {versions[name]}" for name in ("vllm-ascend", "torch-npu", "CANN", "verl") if name in versions]
-    about = [f"{versions.get('devices', '?')} x {versions.get('device', 'NPU')}", content["stack"], *packages]
-    return Read(", ".join([*about, f"ascend-quant {content['version']}", content["started"][:10]]), results)
+def rows(files: Sequence[Read]) -> list[tuple[str, str, str]]:
+    """Return each probe that NPUs have, its status, and what was seen: why it failed, its numbers, its ratios."""
+    found: dict[str, Result] = {}
+    for one in (result for file in files for result in file.results.values()):
+        if one.name not in found or ORDER.index(one.status) < ORDER.index(found[one.name].status):
+            found[one.name] = one
+    names = [TRAIN, NAN, *(one.name for one in probes_for("npu"))]
+    return [_row(name, found) for name in names]
 
 
-def verdicts(files: Sequence[Read]) -> list[Decided]:
-    """Return the verdict on every claim."""
-    return decided([one.results for one in files])
+def _row(name: str, found: dict[str, Result]) -> tuple[str, str, str]:
+    if name not in found:
+        return name, NOT_RUN, ""
+    one = found[name]
+    seen = one.reason or in_short(one.values)
+    for other in FASTER.get(name, ()):
+        if RATES in one.values and RATES in (beside := getattr(found.get(other), "values", {})):
+            pairs = ((batch, rate, beside[RATES].get(batch)) for batch, rate in one.values[RATES].items())
+            seen += f"; tokens/s, times {other}: "
+            seen += ", ".join(f"{rate / than:.2f} at {batch}" for batch, rate, than in pairs if than)
+            seen += f"; bytes {one.values[BYTES] / beside[BYTES]:.2f}"
+    return name, one.status, seen
 
 
-def in_short(found: Sequence[Decided]) -> str:
-    """Count each verdict, in words."""
-    counts = Counter(one.verdict for one in found)
-    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in (PROVED, REFUTED, OPEN))
-
-
-def table(words: Words, files: Sequence[Read]) -> str:
+def table(page: str, files: Sequence[Read]) -> str:
     """Return the section of a page, as Markdown."""
-    lines = [words.head, "|---|---|---|"]
-    for one in verdicts(files) if files else decided([{}]):
-        says = one.claim.says if words is PAGES["docs/ascend.md"] else one.claim.says_zh
-        probes = ", ".join(f"`{name}`" for name in one.claim.probes)
-        seen = ": ".join(part for part in (words.verdicts[one.verdict], one.seen) if part)
-        lines.append(f"| {says} | {probes} | {seen if files else words.not_run} |")
-    told = words.read.format("; ".join(one.about for one in files)) if files else words.nothing
-    return "\n".join([told, "", *lines, ""])
+    head, nothing, read_from = PAGES[page]
+    told = read_from.format("; ".join(one.about for one in files)) if files else nothing
+    lines = [f"| `{name}` | {status} | {seen.replace('|', '/')} |" for name, status, seen in rows(files)]
+    return "\n".join([told, "", head, "|---|---|---|", *lines, ""])
 
 
 def pages(files: Sequence[Read], root: Path | None = None) -> dict[Path, str]:
@@ -109,4 +91,4 @@ def pages(files: Sequence[Read], root: Path | None = None) -> dict[Path, str]:
         LaunchError: they are not here, or have lost their marks.
     """
     root = root or ROOT
-    return {root / name: generated.replaced(root / name, COMMAND, table(words, files)) for name, words in PAGES.items()}
+    return {root / page: generated.replaced(root / page, COMMAND, table(page, files)) for page in PAGES}

@@ -14,24 +14,13 @@ DEVICES = {"none": "cpu", "npu": "npu", "gpu": "cuda"}  # of stacks, as torch ca
 
 @dataclass(frozen=True)
 class Setting:
-    """Settings that all parts of the smoke test share.
+    """Settings that all parts of the smoke test share."""
 
-    Attributes:
-        stack: a name in docker/stacks.yaml.
-        devices: what it computes on: none, npu or gpu.
-        folder: theirs to write in.
-        steps: of the training.
-        ends: when all time is over, as time.monotonic() has it.
-        model, data: of a training of a real model, see twins.py; None for none.
-    """
-
-    stack: str
-    devices: str
-    folder: Path
-    steps: int
-    ends: float = float("inf")
-    model: Path | None = None
-    data: Path | None = None
+    stack: str  # a name in docker/stacks.yaml
+    devices: str  # what it computes on: none, npu or gpu
+    folder: Path  # theirs to write in
+    steps: int  # of the training
+    ends: float = float("inf")  # when all time is over, as time.monotonic() has it
 
     @property
     def device(self) -> str:

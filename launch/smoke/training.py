@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from ascend_quant.integrations.verl.training.attention_settings import LIBRARY
-from ascend_quant.smoke.life import NAN as SPOILT
+from ascend_quant.smoke import SPOILT
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
 from launch import LaunchError
 from launch.child import Ended

@@ -17,7 +17,7 @@ def test_every_host_answers_for_itself(hosts, launches: Launches, off: bool):
     command = [PYTHON, "-m", "launch", "doctor", "--cluster", launches.inventory, "--json"]
     running = hosts[0].begin(command, launches.folder, PYTHONPATH=str(PROJECT))
     assert running.wait(120) == int(off), running.text
-    report = json.loads(running.text)
+    report = json.loads(running.text[running.text.index("{") :])  # after what a slow machine says on stderr
     there = hosts[:2] if off else hosts
     assert [host["host"] for host in report["hosts"]] == [host.address for host in there]
     found = {one["check"]: one for one in report["together"]}

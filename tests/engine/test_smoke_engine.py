@@ -16,7 +16,8 @@ from naming import has_line_naming
 from safetensors.torch import load_file, save_file
 
 from ascend_quant.refit import RefitError
-from ascend_quant.smoke import engine, generation, life, worker
+from ascend_quant.smoke import SPOILT as NAN
+from ascend_quant.smoke import engine, generation, worker
 from ascend_quant.smoke.probes import On
 from ascend_quant.smoke.results import OK
 from launch.smoke.setting import Setting
@@ -55,7 +56,7 @@ def test_one_wrong_number_in_a_refit_is_seen(checkpoints, monkeypatch):
             yield bucket
 
     monkeypatch.setattr(worker, "buckets", wrong)
-    found = engine.refit(On(torch.device("cpu"), checkpoints=checkpoints))
+    found = engine.refitted(On(torch.device("cpu"), checkpoints=checkpoints))
     receipt, read_back = (one.split(":")[0] for one in found.problems[:2])
     assert has_line_naming(receipt, "digest … receipt's") and has_line_naming(read_back, "digest … read back")
 
@@ -68,7 +69,7 @@ def test_a_checkpoint_that_lacks_a_tensor_is_told_with_its_name(checkpoints, tmp
     del state[SPOILT]
     save_file(state, file)
     with pytest.raises(RefitError, match=SPOILT.replace(".", r"\.")):
-        engine.refit(On(torch.device("cpu"), checkpoints=(start, tmp_path / "then")))
+        engine.refitted(On(torch.device("cpu"), checkpoints=(start, tmp_path / "then")))
 
 
 def test_the_recipe_that_devices_train(tmp_path: Path):
@@ -90,16 +91,11 @@ def test_verl_refuses_the_nan_that_its_last_step_sends(tmp_path: Path):
     trained = judged(setting, ended, metrics)
     found = refused(setting, ended, trained)
     assert (trained.values["steps"], found.status) == (1, OK), f"{trained}\n{found}"
-    assert trained.values["receipts"][0]["proved"] > 0 and life.NAN in found.values["said"]
+    assert trained.values["receipts"][0]["proved"] > 0 and NAN in found.values["said"]
 
 
 @pytest.mark.parametrize("scheme", ["bf16", "int8"])
-def test_a_model_with_random_weights_tells_its_speed_and_its_kernels(scheme):
+def test_a_model_with_random_weights_tells_its_speed(scheme):
     seen = generation.generation(On(torch.device("cpu"), small=True), scheme)
-    rates, kernels = (
-        seen.values["tokens/s by batch"],
-        seen.values[f"kernels of a prefill and {generation.PROFILED} tokens"],
-    )
-    assert not seen.problems and all(rate > 0 for rate in rates.values())
-    assert kernels[0]["us"] >= kernels[-1]["us"] > 0 and all(one["calls"] > 0 for one in kernels)
+    assert not seen.problems and all(rate > 0 for rate in seen.values["tokens/s by batch"].values())
     assert seen.values["bytes of weights"] > 0

@@ -8,7 +8,6 @@ import contextlib
 import pytest
 import torch
 import torch_npu
-from smoke_cases import LIVED
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
@@ -17,16 +16,16 @@ from ascend_quant.kernels.npu import ops as npu_ops
 from ascend_quant.kernels.npu.refit import codes as npu_codes
 from ascend_quant.kernels.npu.refit import formats as npu_formats
 from ascend_quant.refit.resident import QuantizedWeight
-from ascend_quant.smoke import claims, generation, judging, life, probes
-from ascend_quant.smoke.probes import On, Seen
+from ascend_quant.smoke import generation, probes
+from ascend_quant.smoke.probes import On
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
 from npu_host import vllm_engine
 
 pytestmark = pytest.mark.long("ascend_quant/smoke", "ascend_quant/kernels", "ascend_quant/refit", "tests/npu_host")
 ON = On(torch.device("npu:0"), small=True)
-NEEDS_ACL = {"engine.refit", "engine.graphs", "engine.sleep", "engine.cycles"}
+NEEDS_ACL = {"engine.refit", "engine.graphs", "engine.sleep"}
 NEEDS_ACL |= {"speed.refit_calls", "speed.bf16", "speed.int8", "speed.w8a8"}
-NEEDS_DEVICES = {"engine.ranks", "engine.experts", "speed.bf16_4", "speed.int8_4", "collective.broadcast"}
+NEEDS_DEVICES = {"engine.ranks", "engine.experts", "speed.bf16_4", "speed.int8_4"}
 
 
 def tried(*wanted: str) -> dict[str, Result]:
@@ -75,7 +74,7 @@ def test_every_probe_passes_or_says_what_is_missing_here():
     assert {name for name, one in found.items() if one.status == NOT_APPLICABLE} == missing.keys()
     assert all(named in found[name].reason for name, named in missing.items())
     assert all(one.status == OK for name, one in found.items() if name not in missing), failed_of(found)
-    assert found["versions"].values["device"] == "Ascend910B1" and found["versions"].values["operators"]
+    assert found["versions"].values["device"] == "Ascend910B1"
     assert found["operators.rounding"].values["codes by"] == "codes_fused"
     assert found["speed.refit"].values["copy, GB/s read and written"] > 0
 
@@ -154,14 +153,14 @@ def stale_copies_of_scales(monkeypatch):
 FAULTS = {
     rounded_away_from_zero: {"operators.rounding", "operators.codes"},
     scale_an_ulp_more: {"operators.rounding", "operators.codes"},
-    a_bit_turned_in_panels: {"operators.codes", "operators.products", "operators.grouped_products"},
+    a_bit_turned_in_panels: {"operators.codes", "operators.products", "operators.experts"},
     nan_unseen: {"operators.not_finite"},
-    activations_cut_off: {"operators.activations"},
+    activations_cut_off: {"operators.products", "operators.experts"},
     product_off_by_one: {"operators.products"},
-    grouped_rows_of_another_expert: {"operators.grouped_products", "operators.experts"},
+    grouped_rows_of_another_expert: {"operators.experts"},
     stale_copies_of_scales: {"operators.refits"},
 }
-BYSTANDERS = {"operators.not_finite", "operators.activations"}
+BYSTANDERS = {"operators.not_finite"}
 
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
@@ -176,29 +175,12 @@ def test_an_operator_that_is_missing_or_raises(monkeypatch):
         raise RuntimeError("/usr/local/Ascend/opp/libopapi.so: aicore error 507015")
 
     monkeypatch.setattr(torch_npu, "npu_grouped_matmul", raises)
-    monkeypatch.setattr(npu_ops, "has_operator", lambda name: name != "npu_dynamic_quant")
-    found = tried("operators.grouped_products", "operators.activations")
-    one = found["operators.grouped_products"]
-    assert (one.status, one.reason) == (FAILED, "RuntimeError: libopapi.so: aicore error 507015")
-    assert found["operators.activations"].status == NOT_APPLICABLE
-    assert "npu_dynamic_quant" in found["operators.activations"].reason
-
-
-@pytest.mark.parametrize(
-    ("fault", "named"),
-    [
-        ({}, ""),
-        ({"after": {"digest": "2", "formats": {"29": 4, "2": 3}}}, "'digest': '2'"),
-        ({"after": {"digest": "1", "formats": {"2": 7}}}, "FRACTAL_NZ"),
-        ({"a NaN": ""}, life.NAN),
-        ({"served meanwhile": True}, "refused"),
-        ({"sleep level 2": ""}, "level 2"),
-    ],
-)
-def test_an_engine_that_forgets_or_serves_junk(fault, named):
-    seen = Seen(LIVED | fault)
-    life.judge(seen)
-    assert bool(seen.problems) == bool(fault) and named in " ".join(seen.problems)
+    right = npu_ops.has_operator
+    monkeypatch.setattr(npu_ops, "has_operator", lambda name: name != "npu_quant_matmul" and right(name))
+    found = tried("operators.experts", "operators.products")
+    assert {one.status for one in found.values()} == {FAILED}
+    assert found["operators.experts"].reason == "RuntimeError: libopapi.so: aicore error 507015"
+    assert "npu_quant_matmul" in found["operators.products"].reason
 
 
 def test_vllm_ascend_quantizes_what_the_description_of_random_weights_says(tmp_path):
@@ -210,13 +192,3 @@ def test_vllm_ascend_quantizes_what_the_description_of_random_weights_says(tmp_p
     layers = [f"model.layers.0.{name}" for name in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj")]
     assert not any(config.is_layer_skipped_ascend(name, mapping) for name in (*layers, "model.layers.0.mlp.down_proj"))
     assert config.is_layer_skipped_ascend("lm_head", mapping)
-
-
-def test_the_operators_part_of_the_hour_proves_its_claims(graphs):
-    """But for speeds, which host memory does not have."""
-    found = tried("versions", "operators", "speed.refit")
-    shown = found.keys() - {"speed.refit"}
-    decided = [one for one in claims.decided([found]) if set(one.claim.probes) <= shown]
-    of_it = ("codes", "rounding", "refits", "not_finite", "activations", "c8")
-    assert {one.claim.probes[0] for one in decided} == {f"operators.{name}" for name in of_it}
-    assert all(one.verdict == judging.PROVED for one in decided), decided

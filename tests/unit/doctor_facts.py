@@ -15,7 +15,6 @@ NPUS = Devices(
     chip="ascend910b3",
     found=tuple(Device(number, "910B3", "OK", 3400, 65536) for number in (0, 1)),
     files=NPU_FILES,
-    cards=(0, 1),
 )
 GPUS = Devices("NVML", driver="580.95", found=(Device(0, "NVIDIA H200", "OK", 5, 143771),))
 

@@ -44,3 +44,15 @@ def test_what_is_done_is_not_trained_again_and_the_rest_in_turn(monkeypatch, tmp
         run = CliRunner().invoke(study.app, options)
         assert run.exit_code == 0, run.output
     assert asked == [("bf16", 0, 1e-4), ("int8", 0, 1e-4)]
+
+
+@pytest.mark.parametrize("learnt", [50, 1210, 10**6])
+def test_the_warm_up_falls_once_the_likeliest_answers_are_right_at_every_seed(monkeypatch, learnt: int):
+    plan = study.STUDY.warm_up
+    monkeypatch.setattr(study, "likeliest", lambda update: float(update >= learnt))
+    fall_from = min(-(-learnt // 50) * 50, 2500)
+    rises, stays = [2e-3 * count / 50 for count in range(1, 51)], [2e-3] * (fall_from - 50)
+    falls = [2e-3 * (1 - 0.95 * count / 200) for count in range(200)]
+    for _ in range(2):
+        made = [plan.rate(update, update) for update in range(fall_from + 201)]
+        assert made[-1] is None and made[:-1] == pytest.approx(rises + stays + falls)

@@ -21,7 +21,7 @@ from launch.recipes import load, paths_of
 def short():
     """A warm-up of a few updates, which teaches next to nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        change(patch, fall=5, band=(0, 1))
+        change(patch, updates=5, band=(0, 1))
         yield
 
 

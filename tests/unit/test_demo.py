@@ -148,7 +148,7 @@ def test_report_of_hand_written_metrics(finished):
         "update_seconds": 0.75,
         "answer_tokens": 2.5,
         "tokens_per_second": pytest.approx(1000 / 3),
-        "rollout_tokens_per_second": pytest.approx(1000 / 3),
+        "rollout_ms_per_token": 3.0,
     }
     assert (result["task"], result["seconds"]) == ("addition of two numbers up to 9", 61.2)
     assert int8["receipts"] == [{"verified": 27, "number": number} for number in range(2, 9)]

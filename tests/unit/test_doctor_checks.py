@@ -7,12 +7,12 @@ import pytest
 from doctor_facts import NPU_FILES, NPUS, PYTHONS, packages, said, wanted, well
 from naming import has_line_naming
 
-from launch.doctor import devices, interpreter, machine, network, run, versions
+from launch.doctor import devices, machine, network, run, versions
 from launch.doctor.checking import Check
 from launch.doctor.drivers import NOT_ON_PATH
 from launch.doctor.examination import CHECKS, judged
 from launch.doctor.examination import traits as traits_of
-from launch.doctor.facts import GIB, Device, Devices, Facts, Files, Holder, Leftover, Link, Links, Network
+from launch.doctor.facts import GIB, Device, Devices, Facts, Files, Holder, Link, Links, Network
 from launch.doctor.machine import FULLEST
 from launch.software import Import, Package, product
 
@@ -80,10 +80,10 @@ def variable(**variables: str) -> dict[str, Any]:
 ALONE = {"hosts": 1}
 ON_CPU = {"software": replace(SOFTWARE, packages=packages("cpu"), executable="/x/.venv/bin/python")}
 CASES = [
-    case(interpreter.of_stack, "error", "/x/.venv/bin/python", "PYTHON", "cuda13", run=CUDA, **ON_CPU),
-    case(interpreter.of_stack, "error", "/x/.venv/bin/python", "PYTHON", "ascend-cann9.1", **ON_CPU),
+    case(versions.of_stack, "error", "/x/.venv/bin/python", "PYTHON", "cuda13", run=CUDA, **ON_CPU),
+    case(versions.of_stack, "error", "/x/.venv/bin/python", "PYTHON", "ascend-cann9.1", **ON_CPU),
     case(
-        interpreter.of_stack,
+        versions.of_stack,
         "warning",
         "/dev/davinci0",
         "ASCEND_QUANT_STACK=ascend-cann9.1",
@@ -92,7 +92,7 @@ CASES = [
         devices=Devices(files=NPU_FILES[:2]),
     ),
     case(
-        interpreter.of_stack,
+        versions.of_stack,
         "warning",
         "/dev/nvidia0",
         "ASCEND_QUANT_STACK=cuda13",
@@ -117,15 +117,6 @@ CASES = [
     case(devices.present, "error", "no device 3", "0, 1", run={"devices": [0, 3]}),
     case(devices.present, "error", "=1 leaves 1", run={"devices": 2}, **variable(ASCEND_RT_VISIBLE_DEVICES="1")),
     case(devices.present, "error", "--gpus all", devices=Devices("NVML", "not on PATH"), run=CUDA),
-    case(devices.present, "warning", "card 1", "ASCEND_VISIBLE_DEVICES=3", **npus(cards=(3,))),
-    case(
-        devices.present,
-        "warning",
-        "begins with Ascend910-3",
-        "ASCEND_VISIBLE_DEVICES=3",
-        **npus(cards=(3,)),
-        **variable(ASCEND_VISIBLE_DEVICES="Ascend910-3"),
-    ),
     case(devices.free, "error", "device 3: Alarm", **one(3, "Alarm")),
     case(devices.free, "warning", "npu-smi info -t health -i 3", **one(3, "Warning")),
     case(devices.free, "warning", "30000 MiB", "python3 (77)", **npus(holders=(Holder(1, 77, "python3", 30000),))),
@@ -140,37 +131,29 @@ CASES = [
     case(versions.driver, "error", "CANN 8.3.RC1", "pinned is 9.1.0", **software(cann="8.3.RC1")),
     case(versions.driver, "error", "no CANN in /opt/x", **software(cann=None, cann_from="/opt/x")),
     case(versions.driver, "error", "too old for CANN 9.1.0", **npus(driver="25.0.rc1.b010")),
-    case(versions.driver, "warning", "not in the table of CANN 9.1.0", **npus(driver="27.0.0")),
+    case(versions.driver, "ok", "27.0.0", "CANN 9.1.0", **npus(driver="27.0.0")),
     case(versions.driver, "warning", "570.1", "580", devices=Devices("NVML", driver="570.1"), run=CUDA),
     case(versions.chip, "error", "for A2 on A3 (ascend910_9392)", devices=A3),
     case(versions.chip, "error", "ascend310p3", **npus(chip="ascend310p3")),
     case(versions.chip, "warning", "cannot be seen", **software(chip_of_image=None)),
-    case(versions.flashrl, "error", "/x/usercustomize.py", "cleanup", **software(flashrl="/x/usercustomize.py")),
+    case(versions.packages, "error", "/x/usercustomize.py", "cleanup", **software(flashrl="/x/usercustomize.py")),
     case(network.address, "error", "no NIC carries", **on_network(wire=None, problem="no NIC carries 192.0.2.11")),
-    case(network.ports, "error", "port 6766 (ray)", "stop", **on_network(taken=("port 6766 (ray) is taken by x",))),
-    case(network.variables, "error", "unset HCCL_IF_IP", run=ALONE, **variable(HCCL_IF_IP="192.0.2.12")),
-    case(network.variables, "warning", "(127.0.0.1, 192.0.2.11)", **variable(HCCL_IF_IP="192.0.2.12")),
+    case(network.address, "error", "unset HCCL_IF_IP", run=ALONE, **variable(HCCL_IF_IP="192.0.2.12")),
+    case(network.address, "warning", "127.0.0.1", "192.0.2.11", **variable(HCCL_IF_IP="192.0.2.12")),
     case(
-        network.variables,
+        network.address,
         "error",
         "out of the inventory",
         run={"environment": {"HCCL_IF_IP": "a"}},
         **variable(HCCL_IF_IP="a"),
     ),
-    case(network.variables, "error", "(lo, bond0)", run=ALONE, **variable(GLOO_SOCKET_IFNAME="bond")),
+    case(network.address, "error", "lo", "bond0", run=ALONE, **variable(GLOO_SOCKET_IFNAME="bond")),
+    case(network.ports, "error", "port 6766 (ray)", "stop", **on_network(taken=("port 6766 (ray) is taken by x",))),
     case(network.between, "error", "device 1: DOWN", **link(state="DOWN")),
     case(network.between, "warning", "device 1: DOWN", **link(state="DOWN"), devices=A3),
     case(network.between, "warning", "there is no hccn_tool", links=Links(problem="there is no hccn_tool")),
     case(network.between, "error", "no address: device 1", **link(address=None)),
     case(network.between, "error", "/etc/hccn.conf", links=replace(well().links, config=False)),
-    case(network.between, "warning", "--device /dev/infiniband", links=Links(adapters=("mlx5_0",)), run=CUDA),
-    case(
-        network.between,
-        "warning",
-        "libibverbs.so.1: no such file",
-        links=Links(adapters=("mlx5_0",), files=("uverbs0",), library="libibverbs.so.1: no such file"),
-        run=CUDA,
-    ),
     case(machine.shm, "error", "64.0 MiB", "--shm-size=64g", **on_machine(shared_memory=(1 << 26, 1 << 26))),
     case(machine.shm, "warning", "2.0 of 64.0 GiB", "ls -lS", **on_machine(shared_memory=(64 * GIB, 2 * GIB))),
     case(machine.tmp, "error", "noexec", "--tmpfs /tmp:exec", **on_machine(unusable="is mounted noexec")),
@@ -184,20 +167,9 @@ CASES = [
         **on_machine(temporary=(1000 * GIB, 40 * GIB)),
         variables={FULLEST: "0.97"},
     ),
-    case(machine.tmp, "error", f"{FULLEST}='95%'", f"unset {FULLEST}", variables={FULLEST: "95%"}),
-    case(machine.tmp, "error", f"{FULLEST}=''", f"unset {FULLEST}", variables={FULLEST: ""}),
     case(machine.memory, "warning", "900 of 1024 GiB", "needs 1000", run={"host_gib": 1000}),
     case(machine.memory, "error", "needs 2000", run={"host_gib": 2000}),
-    case(
-        machine.leftovers,
-        "warning",
-        "of eve (5)",
-        "kill 5",
-        **on_machine(leftovers=(Leftover(5, "eve", "a Ray", None),)),
-    ),
-    case(machine.leftovers, "warning", "stop r1", **on_machine(leftovers=(Leftover(5, "eve", "a Ray", "r1"),))),
     case(machine.variables, "warning", "unset ASCEND_LAUNCH_BLOCKING", **variable(ASCEND_LAUNCH_BLOCKING="1")),
-    case(machine.variables, "warning", "unset RAY_ADDRESS", **variable(RAY_ADDRESS="192.0.2.9:6379")),
     case(
         machine.variables,
         "error",
@@ -212,8 +184,7 @@ CASES = [
         run.inputs,
         "error",
         "/d/train.parquet",
-        "./run.sh data gsm8k,",
-        run={"data_name": "gsm8k"},
+        "./run.sh data,",
         files=Files(missing_data=("/d/train.parquet",)),
     ),
     case(run.inputs, "error", "/d/t.parquet has no rows", files=Files(wrong_data=("/d/t.parquet has no rows",))),
@@ -228,9 +199,6 @@ CASES = [
         run={"out": "/o"},
         files=Files(out=60 * GIB, lacking_room=(("/o: 3 checkpoints need 90 GiB", "keep fewer"),)),
     ),
-    case(run.correction, "warning", "int8", "correction.level=token", run={"scheme": "int8"}),
-    case(run.correction, "ok", "int8", run={"scheme": "int8", "corrected": True}),
-    case(run.correction, "ok", "int8", run={"scheme": "int8", "exact": True}),
 ]
 
 
@@ -238,7 +206,7 @@ CASES = [
 def test_nothing_is_wrong_where_all_is_well(stack: str):
     findings = [finding for check in CHECKS for finding in check(well(stack), wanted(stack))]
     assert [finding for finding in findings if finding.level != "ok"] == []
-    assert len(findings) > 6
+    assert len(findings) > 5
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.check.name)
@@ -248,19 +216,13 @@ def test_what_is_wrong_is_found(case: Case):
     assert all(line.split(" | ")[1] for level, line in found if level != "ok"), "each has a fix"
 
 
-@pytest.mark.parametrize(("cards", "value"), [((3, 4), "3"), ((7,), "14,15"), ((1,), ""), ((0, 1), "Ascend910-0")])
-def test_a_card_that_verl_finds_needs_no_word(cards: tuple[int, ...], value: str):
-    facts = well(**npus(cards=cards), **variable(ASCEND_VISIBLE_DEVICES=value))
-    assert [level for level, _ in said(devices.present, facts)] == ["ok"]
-
-
 def test_where_python_is_unset_that_is_the_first_finding_and_the_only_one():
     """The environment of stack cpu on a host with GPUs: torch, vLLM, NVML and late imports are other ones, or none."""
     unasked = Devices("NVML", "nvidia-ml-py is not installed here")
     facts = well("cuda13", devices=unasked, missing=(BRIDGE,), **ON_CPU)
     found = [one for one in judged(CHECKS, facts, wanted("cuda13", imports=[BRIDGE])) if one.level != "ok"]
     assert [(one.level, one.check) for one in found] == [("error", "versions.python")]
-    assert CHECKS[0] is interpreter.of_stack
+    assert CHECKS[0] is versions.of_stack
     npus = judged(CHECKS, well(devices=no_devices("no npu-smi")["devices"], **ON_CPU), wanted())
     assert [one.check for one in npus if one.level == "error"] == ["versions.python", "devices.present"]  # the driver's
     lost = replace(well("cuda13").software, packages={})
@@ -277,40 +239,25 @@ NICS = {"lo": ["127.0.0.1"], "docker0": ["172.17.0.1"], "eth0": ["192.0.2.2", "2
 @pytest.mark.parametrize(
     ("name", "value", "fits"),
     [
-        ("HCCL_SOCKET_IFNAME", "eth0", True),
         ("HCCL_SOCKET_IFNAME", "et", True),
         ("HCCL_SOCKET_IFNAME", "=eth0", True),
         ("NCCL_SOCKET_IFNAME", "^lo,docker", True),
         ("NCCL_SOCKET_IFNAME", "^=lo,docker0", True),
-        ("NCCL_SOCKET_IFNAME", "ib,eth", True),  # in the system's order, in which eth0 is before ib0
-        ("NCCL_SOCKET_IFNAME", "^docker", False),  # lo is left, and is the first
-        ("NCCL_SOCKET_IFNAME", "^=docker", False),
-        ("NCCL_SOCKET_IFNAME", "^eth", False),
-        ("NCCL_SOCKET_IFNAME", "docker,eth0", False),
+        ("NCCL_SOCKET_IFNAME", "^lo,docker,eth,ib", False),
         ("HCCL_SOCKET_IFNAME", "=eth", False),
         ("HCCL_SOCKET_IFNAME", "wlan", False),
-        ("HCCL_SOCKET_IFNAME", "ib0", False),
-        ("GLOO_SOCKET_IFNAME", "eth0", True),
-        ("GLOO_SOCKET_IFNAME", "eth0,docker0", False),  # gloo takes both
-        ("GLOO_SOCKET_IFNAME", "lo", False),
+        ("GLOO_SOCKET_IFNAME", "eth0,docker0", True),
         ("TP_SOCKET_IFNAME", "eth", False),
-        ("HCCL_IF_IP", "192.0.2.2", True),
-        ("VLLM_HOST_IP", "2001:db8::2", True),  # the same NIC's
-        ("VLLM_HOST_IP", "127.0.0.1", False),
-        ("HCCL_IF_IP", "172.17.0.1", False),
+        ("VLLM_HOST_IP", "2001:db8::2", True),
         ("HCCL_IF_IP", "192.0.2.9", False),
     ],
 )
-def test_a_variable_of_the_network_must_lead_to_the_nic_between_the_hosts(name: str, value: str, fits: bool):
+def test_a_variable_of_the_network_must_name_what_this_host_has(name: str, value: str, fits: bool):
     facts = well(network=Network(NICS, ("eth0", "192.0.2.2")), variables={name: value})
     for environment, level in (({name: value}, "error"), ({}, "warning")):
-        found = said(network.variables, facts, wanted(environment=environment))
-        assert [one for one, _ in found] == ["ok" if fits else level]
-        assert has_line_naming(found[0][1], name, value)
-    alone = said(network.variables, facts, wanted(hosts=1, address=None))
-    there = [address for addresses in NICS.values() for address in addresses]
-    if value in (*NICS, *there):
-        assert [one for one, _ in alone] == ["ok"], "one host has nobody to reach"
+        found = said(network.address, facts, wanted(environment=environment))[1:]
+        assert [one for one, _ in found] == ([] if fits else [level])
+        assert all(has_line_naming(line, name, value) for _, line in found)
 
 
 def test_a_pinned_commit_is_seen_by_installer_or_version():
@@ -359,4 +306,3 @@ def test_products_of_chips(chip: str, name: str | None):
 def test_one_host_alone_needs_no_links_between_hosts():
     down = well(**link(state="DOWN"))
     assert said(network.between, down, wanted(hosts=1)) == []
-    assert said(network.between, well("cuda13", links=Links(adapters=("mlx5_0",))), wanted("cuda13", hosts=1)) == []

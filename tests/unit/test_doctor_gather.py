@@ -17,7 +17,7 @@ from naming import has_line_naming
 from launch.doctor import examination, machine
 from launch.doctor.examination import in_the_way
 from launch.doctor.facts import Wanted
-from launch.doctor.network import links, network
+from launch.doctor.network import network
 from launch.doctor.run import files
 from launch.doctor.versions import patched, software
 from launch.software import Package, installed_packages
@@ -74,42 +74,6 @@ def test_what_is_in_the_way_of_a_run(monkeypatch: pytest.MonkeyPatch):
     assert has_line_naming("\n".join(without), "npu-smi", "/usr/local/Ascend/driver:ro")
 
 
-@pytest.fixture
-def sleeper(tmp_path: Path):
-    """Starts copies of `sleep` under other names; ends them."""
-    started = []
-
-    def start(name: str, title: str, **environment: str) -> subprocess.Popen:
-        folder = tmp_path / str(len(started))
-        folder.mkdir()
-        program = folder / name
-        shutil.copy("/bin/sleep", program)
-        process = subprocess.Popen([title, "600"], executable=program, env=environment)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-
-
-def test_a_raylet_and_whose_it_is(sleeper):
-    """A stand-in with a raylet's name and arguments; real ones are in tests/cluster."""
-    stray = sleeper("raylet", "raylet --gcs-address=192.0.2.9:6379")
-    ours = sleeper("raylet", "raylet --gcs-address=192.0.2.9:6766", ASCEND_QUANT_RUN="r1")
-    found = {one.pid: one for one in machine.left_behind()}
-    assert "192.0.2.9:6379" in found[stray.pid].command and found[stray.pid].run is None
-    assert found[ours.pid].run == "r1"
-
-
-def test_command_lines_of_engines():
-    for argv in (["VLLM::EngineCore"], ["python", "-m", "verl.trainer.main_ppo"]):
-        assert machine.is_engine_or_trainer(argv)
-    for argv in ([], ["vim", "main_ppo.py"], ["grep", "raylet"]):
-        assert not machine.is_engine_or_trainer(argv)
-
-
 def test_packages_commits_and_the_chip_of_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = installed_packages()
     assert found["rich"] == Package(version("rich")) and found["ascend-quant"].version == version("ascend-quant")
@@ -155,14 +119,6 @@ def test_files_of_a_run(tmp_path: Path):
         ((what, _),) = files(Wanted(model=name), cached).wrong_model
         assert name in what
     assert (files(Wanted(), cached).model, files(Wanted(), cached).wrong_model) == (None, ())
-
-
-def test_rdma_adapters_their_files_and_the_library(tmp_path: Path):
-    for path in ("sys/class/infiniband/mlx5_1", "sys/class/infiniband/mlx5_0", "dev/infiniband/uverbs0"):
-        (tmp_path / path).mkdir(parents=True)
-    found = links("gpu", 2, tmp_path, "libno-such-verbs.so.1")
-    assert (found.adapters, found.files) == (("mlx5_0", "mlx5_1"), ("uverbs0",))
-    assert "libno-such-verbs.so.1" in found.library and links("gpu", 2, tmp_path, "libc.so.6").library is None
 
 
 def test_it_is_quick_because_it_imports_no_torch():

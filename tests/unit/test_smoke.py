@@ -32,7 +32,8 @@ from ascend_quant.kernels import cpu
 from ascend_quant.refit import Refit
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 from ascend_quant.schemes import SCHEMES
-from ascend_quant.smoke import collective, engine, generation, installed, kernels, life, operators, probes, results
+from ascend_quant.smoke import SPOILT, engine, generation, installed, kernels, operators, probes, results, sleep
+from ascend_quant.smoke.npu import speed
 from ascend_quant.smoke.probes import NotPossible, On, Probe, Seen, carry_out
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
 from launch import child as children
@@ -41,7 +42,7 @@ from launch.child import Ended
 from launch.commands import app
 from launch.doctor.checking import Finding, HostReport, Report
 from launch.doctor.facts import GIB, Device, Devices
-from launch.smoke import parts, training, twins
+from launch.smoke import parts, training
 from launch.smoke import setting as shared
 from launch.smoke.setting import Setting
 
@@ -94,8 +95,7 @@ def test_a_name_that_there_is_not_is_refused_with_those_there_are():
     with pytest.raises(probes.UnknownProbe, match=r"operators\.schemes"):
         probes.probes_for("cpu", ["operators.codes"])
     assert [one.name for one in probes.probes_for("npu", ["speed"])] == [
-        "speed.refit", "speed.refit_calls", "speed.linear", "speed.bf16", "speed.int8", "speed.w8a8", "speed.bf16_4",
-        "speed.int8_4",
+        "speed.refit", "speed.refit_calls", "speed.bf16", "speed.int8", "speed.w8a8", "speed.bf16_4", "speed.int8_4",
     ]  # fmt: skip
 
 
@@ -264,15 +264,20 @@ def test_models_have_heads_that_npus_serve(config: dict):
     assert head == config.get("head_dim", head) and head in (64, 128, 192)
 
 
-# ---- an engine through cycles, a broadcast, a profile
-def turns(**changes) -> list[dict]:
-    """Of twenty cycles; what is said of the last one may be otherwise."""
+# ---- an engine through sleeps, a profile
+STATE = {"digest": "1", "formats": {"29": 4, "2": 3}, "answers": [[0]]}
+
+
+def judged(turn: dict | None = None, after: dict | None = None, nz: bool = False) -> list[str]:
+    """The problems of a sleep and twenty cycles; the last cycle, and what the sleep left, may be otherwise."""
     found = [
         {"digest": "ab"[number % 2], "answers": [[number % 2]], "free asleep": 60 << 30, "free awake": 50 << 30}
-        for number in range(life.CYCLES)
+        for number in range(sleep.CYCLES)
     ]
-    found[-1] |= changes
-    return found
+    found[-1] |= turn or {}
+    seen = Seen({"before": STATE, "after": STATE | (after or {})})
+    sleep.judge(seen, found, ["a", "b"], nz)
+    return seen.problems
 
 
 @pytest.mark.parametrize(
@@ -283,40 +288,53 @@ def turns(**changes) -> list[dict]:
         ({"answers": [[7]]}, ("cycle 20", "answers")),
         ({"free asleep": 59 << 30}, ("free asleep", str(1 << 30))),
         ({"free awake": 49 << 30}, ("free awake", str(1 << 30))),
-        ({"free awake": (50 << 30) - life.GROWTH}, None),
+        ({"free awake": (50 << 30) - sleep.GROWTH}, None),
     ],
 )
 def test_cycles_that_lose_bytes_answers_or_memory(changes, named):
-    problems = life.judge_cycles(turns(**changes), ["a", "b"]).problems
+    problems = judged(changes)
     assert len(problems) == (named is not None) and all(has_line_naming(one, *named) for one in problems)
 
 
+@pytest.mark.parametrize(
+    ("after", "named"),
+    [
+        ({}, ()),
+        ({"digest": "2"}, ("'digest': '2'",)),
+        ({"answers": [[1]]}, ("[[1]]",)),
+        ({"formats": {}}, ("FRACTAL_NZ",)),
+    ],
+)
+def test_a_sleep_that_loses_bytes_answers_or_formats(after, named):
+    problems = judged(after=after, nz=True)
+    assert bool(problems) == bool(after) and all(any(name in one for one in problems) for name in named)
+
+
 def test_checkpoints_that_answer_alike_try_nothing():
-    alike = [one | {"answers": [[0]]} for one in turns()]
-    assert has_line_naming(life.judge_cycles(alike, ["a", "b"]).problems[0], "alike")
+    turns = [{"digest": "a", "answers": [[0]], "free asleep": 1, "free awake": 1}] * sleep.CYCLES
+    seen = Seen({"before": STATE, "after": STATE})
+    sleep.judge(seen, turns, ["a", "a"], nz=False)
+    assert has_line_naming(seen.problems[0], "alike")
 
 
-def test_a_broadcast_between_two_processes():
-    found = collective.broadcast(On(CPU.device, small=True))
-    assert not found.problems and found.values["bytes"] == 4 * collective.FEW
-    with pytest.raises(RuntimeError, match=r"rank \d ended with 1"):
-        collective.broadcast(On(torch.device("cuda"), small=True))  # there is none
-    told = {0: {"seconds": 1.0, "apart": 0}, 1: {"seconds": 2.0, "apart": 3}}
-    assert has_line_naming(collective.judged(told, 9).problems[0], "rank 1", "3 of 9")
-
-
-def test_a_profile_names_what_ran(tmp_path):
-    profile = kernels.Profile(CPU.device, str(tmp_path))
-    profile.start()
-    for _ in range(3):
-        torch.ones(64, 64) @ torch.ones(64, 64)
-    profile.stop()
-    found = {one["name"]: one for one in kernels.kernels_of(tmp_path)}
-    assert found["aten::mm"]["calls"] == 3 and found["aten::mm"]["us"] > 0
+@pytest.mark.parametrize(
+    ("way", "core", "waits", "named"),
+    [
+        (speed.FUSED, "AI_VECTOR_CORE", 2, ()),
+        (speed.FUSED, "AI_VECTOR_CORE", 3, ("3 times",)),
+        (speed.FUSED, speed.AI_CPU, 1, ("AI CPU", "Cast")),
+        ("codes_plain", speed.AI_CPU, 9, ()),
+    ],
+)
+def test_what_the_fused_refit_may_not_do(way, core, waits, named):
+    found = [{"name": "Cast", "calls": 1, "us": 60.0, "on": core}]
+    seen = speed.judged(way, found, ["called a synchronizing NPU operation"] * waits + ["another warning"])
+    assert seen.values["waits"] == waits and len(seen.problems) == bool(named)
+    assert all(has_line_naming(one, *named) for one in seen.problems)
 
 
 def test_the_table_of_torch_npu_s_profiler_is_summed_by_kernel_and_core():
-    """Its columns are those of its CsvHeaders."""
+    """Its columns are those of its CsvHeaders; what takes longest is first."""
     table = (
         "Device_id,Name,Type,Accelerator Core,Start Time(us),Duration(us),Wait Time(us),Block Num\n"
         "0,one,DynamicQuant,AI_VECTOR_CORE,1.0,10.5,0,8\n"
@@ -324,8 +342,8 @@ def test_the_table_of_torch_npu_s_profiler_is_summed_by_kernel_and_core():
         "0,three,Cast,AI_CPU,40.0,100.25,0,1\n"
     )
     assert kernels.summed(csv.DictReader(io.StringIO(table))) == [
-        {"name": "DynamicQuant", "calls": 2, "us": 20.0, "on": "AI_VECTOR_CORE"},
         {"name": "Cast", "calls": 1, "us": 100.2, "on": "AI_CPU"},
+        {"name": "DynamicQuant", "calls": 2, "us": 20.0, "on": "AI_VECTOR_CORE"},
     ]
 
 
@@ -553,7 +571,7 @@ def test_what_training_logged(setting, monkeypatch, lines, reason):
         assert found.values["steps"] == 2 and found.values["weight sync, ms"] == 250
 
 
-REFUSAL = f"RefitError: weight sync failed: {training.SPOILT}: 1 of 32768 elements are NaN or Inf\n"
+REFUSAL = f"RefitError: weight sync failed: {SPOILT}: 1 of 32768 elements are NaN or Inf\n"
 
 
 @pytest.mark.parametrize(
@@ -614,45 +632,6 @@ def test_devices_train_with_graphs_and_sleep_and_one_step_more_for_the_nan(setti
     rollout = "actor_rollout_ref.rollout"
     assert {f"{rollout}.enforce_eager=false", f"{rollout}.free_cache_engine=true"} <= found
     assert {f"+{rollout}.enable_sleep_mode=true", "trainer.total_training_steps=4"} <= found
-
-
-def test_twins_differ_in_the_scheme_alone_and_want_eight_devices_a_model_and_data(setting, monkeypatch):
-    npus = Setting("ascend-cann9.1", "npu", setting.folder, 3, model=setting.folder, data=setting.folder)
-    bf16, int8 = (overrides(twins.command_of(npus, name, Path("/o"))) for name in twins.RECIPES)
-    differ = {one.split("=")[0].rpartition(".")[2] for one in bf16 ^ int8}
-    assert differ == {"quantization", "quant_method", "scheme", "experiment_name"}
-    eight = Devices("npu-smi", found=tuple(Device(number, "910B3", "OK", 0, 65536) for number in range(8)))
-    for there, given in ((eight, Setting("ascend-cann9.1", "npu", setting.folder, 3)), (Devices("npu-smi"), npus)):
-        monkeypatch.setattr(twins, "devices_of", lambda devices, there=there: there)
-        found = twins.twin(given, "twins.int8")
-        assert found.status == NOT_APPLICABLE and has_line_naming(found.reason, "8 devices", "--model", "--data")
-
-
-@pytest.mark.parametrize(
-    ("code", "lines", "status", "broke"),
-    [
-        (0, [logged(step) for step in range(1, 6)], OK, False),
-        (0, [logged(step) for step in range(1, 4)], FAILED, True),
-        (1, [logged(step) for step in range(1, 6)], FAILED, True),
-        (0, [logged(step, **{"refit/verified": 0}) for step in range(1, 6)], FAILED, False),
-        (0, [logged(step, **{"timing_s/gen": None}) for step in range(1, 6)], FAILED, True),
-    ],
-)
-def test_what_a_twin_logged(setting, monkeypatch, code, lines, status, broke):
-    def ran(command, folder, name, *given):
-        (metrics := folder / name / "metrics-0" / "run.jsonl").parent.mkdir(parents=True)
-        metrics.write_text("".join(lines))
-        (folder / "log").write_text("RuntimeError: the reason\n")
-        return Ended(code, 60.0, folder / "log")
-
-    eight = Devices("npu-smi", found=tuple(Device(number, "910B3", "OK", 0, 65536) for number in range(8)))
-    monkeypatch.setattr(twins, "devices_of", lambda devices: eight)
-    monkeypatch.setattr(shared, "run", ran)
-    npus = Setting("ascend-cann9.1", "npu", setting.folder, 3, model=setting.folder, data=setting.folder)
-    found = twins.twin(npus, "twins.int8")
-    assert (found.status, found.broke) == (status, broke)
-    if status == OK:
-        assert found.values["step, s"] == 0.25 and twins.twin(npus, "twins.bf16").status == OK
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Probes of an Atlas A2 or A3: do torch_npu's operators give the definition's bytes, and how fast are they?
 
 data.py       weights and activations, made on the host
-operators.py  what ascend_quant.kernels.npu writes and counts; rounding, products, experts
+operators.py  what ascend_quant.kernels.npu writes and counts; rounding, layers, experts
 graphs.py     refits: addresses, memory, and captured ACL graphs that must see new weights and scales of a cache (C8)
-speed.py      a refit beside a plain copy, a rollout beside BF16
+speed.py      a refit beside a plain copy, and call by call
 """

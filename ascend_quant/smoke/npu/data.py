@@ -1,39 +1,19 @@
 """Weights and activations, made on the host: the same on every machine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from ascend_quant.kernels.npu import ops as npu_ops
 from ascend_quant.kernels.npu.refit.formats import new_codes
 from ascend_quant.kernels.storage import Storage
-from ascend_quant.smoke.probes import NotPossible, On
+from ascend_quant.smoke.probes import On
 
 SEVEN_B = ((4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944))  # (N, K) of Qwen2.5-7B's linear layers
-SEVEN_B_OF_4 = ((1152, 3584), (3584, 896), (9472, 3584), (3584, 4736))  # as one of four ranks holds them
-REPLAYS = "replays apart"  # how the name of a value ends
 EXPERTS = ((128, 1536, 2048), (128, 2048, 768))  # (E, N, K) of Qwen3-30B-A3B's
 
 
 def generator(seed: int) -> torch.Generator:
     return torch.Generator("cpu").manual_seed(seed)
-
-
-def operator(name: str) -> Callable:
-    """Return an operator of torch_npu.
-
-    Raises:
-        NotPossible: this version has none of that name.
-    """
-    try:
-        return npu_ops.operator(name)
-    except npu_ops.MissingOperator as why:
-        raise NotPossible(str(why)) from why
-
-
-def integers(shape: Sequence[int], seed: int) -> torch.Tensor:
-    """int8 codes."""
-    return torch.randint(-127, 128, tuple(shape), generator=generator(seed), dtype=torch.int8)
 
 
 def tokens(count: int, length: int, seed: int) -> torch.Tensor:

@@ -1,10 +1,9 @@
-"""Probes of speed on an NPU: refits beside a plain copy and call by call, layers beside BF16, in the same run."""
+"""Probes of a refit's speed on an NPU: beside a plain copy, and call by call."""
 
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -12,17 +11,15 @@ import torch
 
 from ascend_quant.kernels import npu
 from ascend_quant.kernels.npu.refit import codes as npu_codes
-from ascend_quant.kernels.npu.serve import linear as npu_linear
-from ascend_quant.kernels.storage import Storage
 from ascend_quant.kernels.writes import Int8Write, Job
-from ascend_quant.smoke.kernels import Profile, kernels_of
+from ascend_quant.smoke.kernels import kernels_of, profiler_into
 from ascend_quant.smoke.npu import data
 from ascend_quant.smoke.probes import On, Seen, need, probe
 
 ROUNDS, ROUND_MS, MOST_CALLS = 5, 30.0, 50
 ROOM = 0.7  # share of the free memory
-BATCHES = (8, 64, 256)
 AI_CPU = "AI_CPU"  # as torch_npu's profiler calls it
+FUSED, WAITS = "codes_fused", 2
 
 
 @probe(
@@ -43,19 +40,15 @@ def refit(on: On) -> Seen:
         bytes_ = sum(source.nbytes for source in sources)
         jobs = [job for source in sources for job in _jobs(on, source)]
         copy, ms = milliseconds(lambda: target.copy_(copied)), milliseconds(lambda jobs=jobs: _refit(on, jobs))
-        seen.values["copy, GB/s read and written"] = bandwidth = 2 * copied.nbytes / copy / 1e6
+        bandwidth = 2 * copied.nbytes / copy / 1e6
         seen.values |= {f"{name}, ms": ms, f"{name}, copies": ms * bandwidth * 1e6 / (2 * bytes_)}
+        seen.values["copy, GB/s read and written"] = bandwidth
     return seen
 
 
 def _jobs(on: On, source: torch.Tensor) -> list[Job]:
-    """Return the jobs that write a weight into new buffers."""
-    return _written(source, data.storage(source.shape, True, on))
-
-
-def _written(source: torch.Tensor, storage: Storage) -> list[Job]:
-    """Return the jobs that write a weight: one a matrix, two for each matrix of a stack of experts."""
-    rows_NK = source.flatten(0, -2)
+    """Return the jobs that write a weight into new buffers: one a matrix, two for each matrix of a stack of experts."""
+    rows_NK, storage = source.flatten(0, -2), data.storage(source.shape, True, on)
     stand_in, scale_N = torch.empty(rows_NK.shape, dtype=torch.int8, device="meta"), storage.scale.flatten()
     step = source.shape[-2] if source.dim() == 2 else source.shape[-2] // 2
     jobs = []
@@ -111,39 +104,21 @@ def refit_calls(on: On) -> Seen:
     finally:
         torch.npu.set_sync_debug_mode("default")
     with tempfile.TemporaryDirectory(prefix="aq-smoke-") as folder:
-        profile = Profile(on.device, folder)
-        profile.start()
-        _refit(on, jobs)
-        profile.stop()
-        found = kernels_of(Path(folder))
+        with profiler_into(folder):
+            _refit(on, jobs)
+            torch.npu.synchronize()
+        found = kernels_of(folder)
     return judged(npu_codes.way_of(on.device).codes.__name__, found, [str(one.message) for one in said])
 
 
 def judged(way: str, found: list[dict[str, Any]], said: list[str]) -> Seen:
-    """Judge by the profile's kernels, and by what was said of waits."""
-    seen = Seen({"way": way})
-    seen.values["waits"] = sum("synchroniz" in one for one in said)
-    seen.values["on the AI CPU"] = [one["name"] for one in found if one["on"] == AI_CPU]
-    seen.values |= {"us": round(sum(one["us"] for one in found), 1), "kernels": found}
+    """Judge by the profile's kernels, and by what was said of waits; the plain way may wait, and use the AI CPU."""
+    waits = sum("synchroniz" in one for one in said)
+    slow = [one["name"] for one in found if one["on"] == AI_CPU]
+    microseconds = round(sum(one["us"] for one in found), 1)
+    seen = Seen({"way": way, "waits": waits, "on the AI CPU": slow, "us": microseconds, "kernels": found})
     seen.holds(bool(found), "the profiler has seen no kernel")
-    return seen
-
-
-@probe(
-    "speed.linear", "microseconds of 7B's layers in BF16 and in int8, whole and as one of four ranks has them", ("npu",)
-)
-def linear(on: On) -> Seen:
-    """Time linear layers by tokens, with the quantization of activations."""
-    seen = Seen()
-    for n, k in [(96, 64)] if on.small else (*data.SEVEN_B, *data.SEVEN_B_OF_4):
-        weight = _random(on, n, k)
-        storage = data.storage((n, k), True, on)
-        _refit(on, _written(weight, storage))
-        for count in BATCHES:
-            x_MK = _random(on, count, k)
-            took = {
-                "bf16": milliseconds(lambda x=x_MK, w=weight: torch.nn.functional.linear(x, w)),
-                "int8": milliseconds(lambda x=x_MK, s=storage: npu_linear.linear(x, s.codes, s.scale)),
-            }
-            seen.values[f"{n} x {k}, {count} tokens, us"] = {name: round(1e3 * one, 1) for name, one in took.items()}
+    if way == FUSED:
+        seen.holds(waits <= WAITS, f"it waits {waits} times for the device, and would do with {WAITS}")
+        seen.holds(not slow, f"on the AI CPU run {', '.join(slow)}")
     return seen

@@ -1,8 +1,8 @@
-"""The door of a run: only its own hosts reach what it listens on, and of each host only its own user and root.
+"""The port guard of a run: only its own hosts reach what it listens on, and of each host only its own user and root.
 
-Off unless the inventory says `socket_filter: true`. It is door.c with the run's rules, compiled on the host where the
-run is, and tried. It needs neither root nor a firewall, leaves nothing on the host when a run dies, and touches no
-socket of others. It needs the C compiler that torch.compile and Triton need too.
+Off unless the inventory says `socket_filter: true`. It is port_guard.c with the run's addresses, compiled on the host
+where the run is, and tried. It needs neither root nor a firewall, leaves nothing on the host when a run dies, and
+touches no socket of others. It needs the C compiler that torch.compile and Triton need too.
 """
 
 import ctypes
@@ -20,10 +20,10 @@ from pathlib import Path
 
 from launch import LaunchError, network
 
-SOURCE = Path(__file__).with_name("door.c")
+SOURCE = Path(__file__).with_name("port_guard.c")
 COMPILERS = ("cc", "gcc", "clang")
-LIBRARY = "aq-door.so"
-CALLS, CALL_BYTES = "aq-door.calls", 34  # struct call of door.c, which compares
+LIBRARY = "aq-port-guard.so"
+CALLS, CALL_BYTES = "aq-port-guard.calls", 34  # struct call of port_guard.c, which compares
 SO_ATTACH_FILTER = 26  # of Linux; Python has no name for it
 SECONDS = 60
 TRY = f"""
@@ -37,7 +37,7 @@ assert "{LIBRARY}" in open("/proc/self/maps").read(), "LD_PRELOAD does not count
 
 
 def build(folder: Path, hosts: Iterable[str]) -> Path:
-    """Build the socket filter's library, in a folder that is the caller's alone.
+    """Build the port guard's library, in a folder that is the caller's alone.
 
     Args:
         hosts: the IP addresses of the run's hosts; this host's own come in too.
@@ -47,27 +47,23 @@ def build(folder: Path, hosts: Iterable[str]) -> Path:
     """
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
-        raise LaunchError(
-            f"no C compiler here ({', '.join(COMPILERS)}): without one the run's ports would be open to every host: "
-            "install gcc"
-        )
-    own = [ip for ips in network.nics().values() for ip in ips]
-    hosts = list(hosts)
-    made = folder / LIBRARY
-    calls = folder / CALLS
+        without = "without one the run's ports would be open to every host: install gcc"
+        raise LaunchError(f"no C compiler here ({', '.join(COMPILERS)}): {without}")
+    own = ["::1", *(ip for ips in network.nics().values() for ip in ips)]
+    made, calls = folder / LIBRARY, folder / CALLS
     with calls.open("wb") as file:
         file.truncate((1 << 16) * CALL_BYTES)  # holes: a page is there once a call is written into it
-    tables = [f"-DOWN={_table([*own, '::1'])}", f"-DHOSTS={_table(['::1', *own, *hosts])}"]
-    tables += [f"-DCALLS={json.dumps(str(calls.resolve()), ensure_ascii=False)}", f"-DCALL_BYTES={CALL_BYTES}"]
-    command = [compiler, "-shared", "-fPIC", "-O2", *tables]
-    _run([*command, "-o", str(made), str(SOURCE), "-ldl"], os.environ, "the door of the run's ports was not compiled")
+    constants = {"OWN": table(own), "HOSTS": table([*own, *hosts]), "CALL_BYTES": CALL_BYTES}
+    constants["CALLS"] = json.dumps(str(calls.resolve()), ensure_ascii=False)
+    command = [compiler, "-shared", "-fPIC", "-O2", *(f"-D{name}={value}" for name, value in constants.items())]
+    _run([*command, "-o", str(made), str(SOURCE), "-ldl"], os.environ, "the port guard was not compiled")
     _run([sys.executable, "-S", "-c", TRY], preloaded(made, os.environ), f"{made} does not guard the run's ports")
     return made
 
 
 def problems() -> list[str]:
     """List why no run can close its ports on this host, in a line; none where it can."""
-    with tempfile.TemporaryDirectory(prefix="aq-door-") as folder:
+    with tempfile.TemporaryDirectory(prefix="aq-port-guard-") as folder:
         try:
             build(Path(folder), [])
         except LaunchError as error:
@@ -83,10 +79,8 @@ def shown() -> str | None:
         try:
             tried.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, filter_)
         except OSError as error:
-            return (
-                f"the kernel refuses this process socket filters ({error}): strangers find the run's ports open, and "
-                "are turned away before a byte is read"
-            )
+            open_ = "strangers find the run's ports open, and are turned away before a byte is read"
+            return f"the kernel refuses this process socket filters ({error}): {open_}"
     return None
 
 
@@ -96,13 +90,15 @@ def preloaded(library: Path, environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "LD_PRELOAD": ":".join(filter(None, libraries)), "RAY_LD_PRELOAD_ON_WORKERS": "1"}
 
 
-def _table(addresses: Iterable[str]) -> str:
-    return ",".join(f"{{{','.join(map(str, _bytes(address)))}}}" for address in addresses)
-
-
-def _bytes(address: str) -> bytes:
+def in_16_bytes(address: str) -> bytes:
+    """Return an IP address as IPv6 has it, IPv4 as ::ffff:a.b.c.d."""
     ip = ip_address(address)
     return ip.packed if ip.version == 6 else b"\0" * 10 + b"\xff\xff" + ip.packed
+
+
+def table(addresses: Iterable[str]) -> str:
+    """Return addresses as C initializes an array of 16 bytes each."""
+    return ",".join(f"{{{','.join(map(str, in_16_bytes(address)))}}}" for address in addresses)
 
 
 def _run(command: list[str], environment: Mapping[str, str], failed: str) -> None:

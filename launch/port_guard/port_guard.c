@@ -1,4 +1,4 @@
-/* The door of a run, preloaded into each of its processes (LD_PRELOAD); who may come in is compiled in.
+/* The port guard of a run, preloaded into each of its processes (LD_PRELOAD); who may come in is compiled in.
 
    A TCP socket that listens gets a filter (SO_ATTACH_FILTER) which drops every packet of another source than the run's
    hosts: to a stranger its port is silent. Where the kernel refuses filters, a stranger is turned away by accept,
@@ -6,7 +6,7 @@
    socket that another user has put into a folder that all may write to is not talked to.
 
    The kernel knows the user of a connection while somebody holds its other end. NCCL connects, says its word and closes
-   before it is accepted: so each process behind the door writes down whom it calls on this host, and whose call it was
+   before it is accepted: so each process behind the guard writes down whom it calls on this host, and whose call it was
    is read there.
 
    OWN: this host's addresses, 16 bytes each, IPv4 as ::ffff:a.b.c.d. HOSTS: those of the run's hosts. CALLS: the file of
@@ -161,7 +161,7 @@ static uint32_t word_of(const unsigned char *address, int word) {
 
 /* The filter that takes packets from the loopback and from these addresses, and drops all others: classic BPF, whose
    offsets count from the IP header. Returns how many instructions it has, at most 12 + 9 for each address. */
-unsigned short aq_door_filter(struct sock_filter *to, const unsigned char (*addresses)[16], size_t count) {
+unsigned short aq_port_filter(struct sock_filter *to, const unsigned char (*addresses)[16], size_t count) {
     const uint32_t net = SKF_NET_OFF, ipv4_source = net + 12, ipv6_source = net + 8, all = 0xffffffff;
     const struct sock_filter take = BPF_STMT(BPF_RET | BPF_K, all), drop = BPF_STMT(BPF_RET | BPF_K, 0);
     const struct sock_filter load = BPF_STMT(BPF_LD | BPF_W | BPF_ABS, ipv4_source);
@@ -197,7 +197,7 @@ unsigned short aq_door_filter(struct sock_filter *to, const unsigned char (*addr
 int listen(int fd, int backlog) {
     int (*next)(int, int) = dlsym(RTLD_NEXT, "listen");
     struct sock_filter program[12 + 9 * (sizeof hosts / sizeof *hosts)];
-    struct sock_fprog filter = {aq_door_filter(program, hosts, sizeof hosts / sizeof *hosts), program};
+    struct sock_fprog filter = {aq_port_filter(program, hosts, sizeof hosts / sizeof *hosts), program};
     int family = AF_UNSPEC;
     socklen_t length = sizeof family;
     if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &length) == 0 && is_internet(family))

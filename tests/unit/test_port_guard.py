@@ -1,4 +1,4 @@
-"""The door of a run: who reaches what a process behind it listens on; its filter, run beside Python's own addresses."""
+"""The port guard: who reaches what a process behind it listens on; its filter, run beside Python's own addresses."""
 
 import ctypes
 import errno
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch import LaunchError, door
+from launch import LaunchError, port_guard
 
 NOBODY = 65534
 SERVE = """
@@ -64,7 +64,7 @@ LATE = """
 import os, socket, subprocess, sys
 ask, user, address = sys.argv[1:]
 server = socket.create_server((address, 0))
-for environment in (os.environ, {}):  # behind the door, and not
+for environment in (os.environ, {}):  # behind the guard, and not
     command = [sys.executable, "-I", "-c", ask, user, address, str(server.getsockname()[1]), "and go"]
     subprocess.run(command, check=True, env=environment)
     try:
@@ -82,13 +82,13 @@ Instruction = tuple[int, int, int, int]  # code, jump if so, jump if not, number
 
 @pytest.fixture(scope="module")
 def filter_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], list[Instruction]]:
-    """filter_of(addresses): the instructions by which door.c lets these in."""
-    library = ctypes.CDLL(str(door.build(tmp_path_factory.mktemp("door"), [])))
+    """filter_of(addresses): the instructions by which port_guard.c lets these in."""
+    library = ctypes.CDLL(str(port_guard.build(tmp_path_factory.mktemp("guard"), [])))
 
     def of(addresses: list[str]) -> list[Instruction]:
-        table = b"".join(map(door._bytes, addresses))
+        table = b"".join(map(port_guard.in_16_bytes, addresses))
         made = ctypes.create_string_buffer(8 * (12 + 9 * len(addresses)))
-        size = library.aq_door_filter(made, table, ctypes.c_size_t(len(addresses)))
+        size = library.aq_port_filter(made, table, ctypes.c_size_t(len(addresses)))
         return list(struct.iter_unpack("HBBI", made.raw[: 8 * size]))
 
     return of
@@ -140,12 +140,12 @@ def test_the_filter_takes_the_runs_hosts_and_the_loopback_alone(filter_of, hosts
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator:
-    """serve(where, address, user): a server behind a door of no other host, and its port."""
-    library, running = door.build(tmp_path, []), []
+    """serve(where, address, user): a server behind a guard of no other host, and its port."""
+    library, running = port_guard.build(tmp_path, []), []
 
     def start(where: str, address: str) -> int:
         command = [sys.executable, "-c", SERVE, where, address]
-        environment = door.preloaded(library, os.environ)
+        environment = port_guard.preloaded(library, os.environ)
         running.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
         return int(running[-1].stdout.readline())
 
@@ -182,21 +182,21 @@ def test_another_user_of_this_host_is_not_heard_and_stops_nobody(serve, where, a
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="asks by what changes its user, which needs root")
-def test_who_has_gone_before_being_let_in_is_heard_if_behind_the_door(tmp_path):
+def test_who_has_gone_before_being_let_in_is_heard_if_behind_the_guard(tmp_path):
     """As NCCL calls: it connects, says its word and closes, and the other end accepts later."""
     command = [sys.executable, "-c", LATE, ASK, str(os.geteuid()), "127.0.0.1"]
-    environment = door.preloaded(door.build(tmp_path, []), os.environ)
+    environment = port_guard.preloaded(port_guard.build(tmp_path, []), os.environ)
     done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["x", str(errno.EPROTO)]
 
 
 def test_without_a_compiler_or_where_it_does_not_work_no_run_starts(tmp_path, monkeypatch):
-    assert door.problems() == []
-    monkeypatch.setattr(door, "COMPILERS", ("no-such-compiler",))
+    assert port_guard.problems() == []
+    monkeypatch.setattr(port_guard, "COMPILERS", ("no-such-compiler",))
     with pytest.raises(LaunchError, match="no-such-compiler"):
-        door.build(tmp_path, [])
+        port_guard.build(tmp_path, [])
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\necho sorry >&2; exit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(door, "COMPILERS", (str(broken),))
-    assert "sorry" in door.problems()[0]
+    monkeypatch.setattr(port_guard, "COMPILERS", (str(broken),))
+    assert "sorry" in port_guard.problems()[0]
