@@ -5,7 +5,7 @@ The package itself needs torch and numpy alone, as it is installed beside an eng
 
 import sys
 
-COMMANDS = frozenset(("typer", "rich", "yaml", "pydantic", "safetensors", "huggingface_hub", "matplotlib", "psutil"))
+COMMANDS = frozenset(("typer", "rich", "yaml", "pydantic", "safetensors", "huggingface_hub", "psutil"))
 ENGINE = frozenset(("vllm", "transformers"))
 
 

@@ -1,6 +1,6 @@
 """How far a command is: rich's bars on a terminal, and a line now and then where there is none (a log, a pipe, CI)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 
@@ -63,3 +63,11 @@ def waiting(what: str) -> Iterator[None]:
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         bars.add_task(what, total=None)
         yield
+
+
+@contextmanager
+def counting(what: str, console: Console) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar with the time left; what it gives takes how much of how much is done."""
+    with Bars(console=console, transient=True) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)

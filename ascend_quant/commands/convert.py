@@ -12,18 +12,15 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from ascend_quant.convert.calibrate import Calibration, check
-from ascend_quant.convert.calibrate import calibrate as carry_out_with_texts
 from ascend_quant.convert.conversion import Request, Summary
 from ascend_quant.convert.conversion import convert as carry_out
 from ascend_quant.convert.formats import FORMATS
 from ascend_quant.convert.output import Output
-from ascend_quant.convert.texts import KINDS
 from ascend_quant.documents import BadDocument
 from ascend_quant.exits import FAILED
 from ascend_quant.names import PatternError
 from ascend_quant.profile.checkpoints import BadCheckpoint
-from ascend_quant.progress import Bars
+from ascend_quant.progress import counting
 from ascend_quant.schemes import SCHEMES, UnknownScheme
 
 QUANTIZED = ", ".join(name for name, scheme in SCHEMES.items() if scheme.quantized)
@@ -54,16 +51,6 @@ def convert(
     format: Annotated[
         str | None, typer.Option(help=f"Format of OUT: {', '.join(FORMATS)}.  [default: by scheme]")
     ] = None,
-    calibrate: Annotated[
-        Path | None,
-        typer.Option(metavar="TEXT", help=f"Calibrate int4 with GPTQ on the texts in this file ({', '.join(KINDS)})."),
-    ] = None,
-    samples: Annotated[
-        int | None, typer.Option(min=1, help=f"Texts that --calibrate uses; {Calibration.samples} by default.")
-    ] = None,
-    seq_len: Annotated[
-        int | None, typer.Option(min=2, help=f"Tokens of each text; {Calibration.seq_len} by default.")
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Quantize a BF16 checkpoint to int8, fp8 or int4, or convert one back to BF16. Resumes after an interruption.
@@ -71,10 +58,10 @@ def convert(
     Exit status: 0; 1 if IN cannot be converted; 2 for wrong use.
     """
     request = requested(source, out, scheme, workers, device, ignore or [], format)
-    texts = calibrated(request, calibrate, samples, seq_len)
     errors, start = Console(stderr=True), time.perf_counter()
     try:
-        summary = with_progress(request, texts, errors)
+        with counting("converting", errors) as progress:
+            summary = carry_out(request, progress)
     except (BadCheckpoint, BadDocument, PatternError, OSError) as error:
         errors.print(f"cannot convert: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED) from error
@@ -110,33 +97,6 @@ def requested(
     except (BadCheckpoint, OSError) as error:
         raise typer.BadParameter(str(error), param_hint="'OUT'") from error
     return request
-
-
-def calibrated(request: Request, text: Path | None, samples: int | None, seq_len: int | None) -> Calibration | None:
-    """Return the settings of GPTQ if it is asked for; raise BadParameter for options that do not go together."""
-    given = {name: value for name, value in (("samples", samples), ("seq_len", seq_len)) if value is not None}
-    if text is None:
-        if given:
-            raise typer.BadParameter("--samples and --seq-len are for --calibrate TEXT", param_hint="'--calibrate'")
-        return None
-    try:
-        check(request)
-    except BadCheckpoint as error:
-        raise typer.BadParameter(str(error), param_hint="'--calibrate'") from error
-    return Calibration(text, **given)
-
-
-def with_progress(request: Request, texts: Calibration | None, console: Console) -> Summary:
-    """The conversion, with a progress bar in bytes of OUT; llm-compressor has its own, one a decoder layer."""
-    with Bars(console=console, transient=True) as bar:
-        task = bar.add_task("converting", total=None)
-
-        def report(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-            if done == total and texts is not None:
-                bar.stop()
-
-        return carry_out(request, report) if texts is None else carry_out_with_texts(request, texts, report)
 
 
 def show(summary: Summary, seconds: float, console: Console) -> None:

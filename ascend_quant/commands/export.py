@@ -3,8 +3,6 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,12 +84,13 @@ def _exported(
     from ascend_quant.convert.output import Output
     from ascend_quant.export import find, write_bf16
     from ascend_quant.profile.checkpoints import BadCheckpoint
+    from ascend_quant.progress import counting
 
     trained = find(checkpoint)
     if trained.kind == "hugging-face":
         if scheme == "bf16":
             raise BadCheckpoint(f"{trained.folder} is the BF16 model already: there is nothing to do")
-        with _bar(console, f"bf16 to {scheme}") as progress:
+        with counting(f"bf16 to {scheme}", console) as progress:
             convert(Request(trained.folder, out, scheme, ignore=ignore), progress)
         return trained
     partial = Output(out).partial
@@ -99,25 +98,15 @@ def _exported(
         raise BadCheckpoint(f"{partial} was left by a command that was killed; remove it")
     with tempfile.TemporaryDirectory(prefix=f"{out.name}.bf16-", dir=out.parent) as beside:  # on the same disk
         bf16 = Path(beside) / "model"
-        with _bar(console, f"{trained.kind} to bf16") as progress:
+        with counting(f"{trained.kind} to bf16", console) as progress:
             write_bf16(trained, bf16, hf_model, progress)
         if scheme == "bf16":
             bf16.rename(out)
             return trained
         try:
-            with _bar(console, f"bf16 to {scheme}") as progress:
+            with counting(f"bf16 to {scheme}", console) as progress:
                 convert(Request(bf16, out, scheme, ignore=ignore), progress)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)  # the folder that it would go on from is about to go
             raise
     return trained
-
-
-@contextmanager
-def _bar(console: Any, what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar with the time left; what it gives takes how much of how much is done."""
-    from ascend_quant.progress import Bars
-
-    with Bars(console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

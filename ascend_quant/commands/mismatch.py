@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -10,7 +10,6 @@ from ascend_quant.documents import BadDocument
 from ascend_quant.exits import ABOVE, FAILED, WRONG_USE, fail
 from ascend_quant.schemes import SCHEMES
 from ascend_quant.schemes.registry import KV_CACHES
-from ascend_quant.whole_file import why_no_file
 
 QUANTIZED = ", ".join(name for name, scheme in SCHEMES.items() if scheme.quantized)
 
@@ -40,7 +39,6 @@ def mismatch(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the report as JSON, with every token; the tables go to stderr.")
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write the curves to this PNG file.")] = None,
     fail_above: Annotated[float | None, typer.Option(help="Exit status 3 if the KL (k3) is above this.")] = None,
 ) -> None:
     """Measure the KL between a quantized policy and the BF16 one, by token, position and layer.
@@ -53,19 +51,17 @@ def mismatch(
 
     from ascend_quant.mismatch import report
     from ascend_quant.mismatch.engines import EngineFailed
-    from ascend_quant.mismatch.measure import Settings
+    from ascend_quant.mismatch.measure import Settings, measure
     from ascend_quant.profile.checkpoints import BadCheckpoint
     from ascend_quant.schemes import UnknownScheme
 
-    if plot is not None and (said := why_no_file(plot)):
-        fail(f"--plot {said}", WRONG_USE)
     if kv_cache not in KV_CACHES:
         fail(f"--kv-cache {kv_cache!r:.80}: choose from {', '.join(KV_CACHES)}", WRONG_USE)
     settings = Settings(
         model, scheme, prompts, tuple(ignore or ()), kv_cache, max_tokens, tokens, tp, gpu_memory_utilization
     )
     try:
-        found = _measured(settings, Console(stderr=True))
+        found = measure(settings)
     except (UnknownScheme, BadCheckpoint, BadDocument) as error:
         fail(str(error), WRONG_USE)
     except EngineFailed as error:
@@ -73,28 +69,5 @@ def mismatch(
     report.show(found, Console(stderr=as_json))
     if as_json:
         typer.echo(json.dumps(found))
-    if plot is not None:
-        try:
-            report.draw(found, plot)
-        except OSError as error:
-            fail(f"--plot {plot}: cannot be written: {error}", FAILED)
     if fail_above is not None and found["mismatch"]["k3_kl"] > fail_above:
         fail(f"KL (k3) {found['mismatch']['k3_kl']:.3g} is above --fail-above {fail_above:g}", ABOVE)
-
-
-def _measured(settings: Any, console: Any) -> dict[str, Any]:
-    """`measure`, with a bar for each thing that is going on."""
-    from rich.progress import MofNCompleteColumn
-
-    from ascend_quant.mismatch.measure import measure
-    from ascend_quant.progress import Bars
-
-    with Bars(*Bars.get_default_columns(), MofNCompleteColumn(), console=console) as progress:
-        bars = {}
-
-        def on_progress(what: str, done: int, total: int) -> None:
-            if what not in bars:
-                bars[what] = progress.add_task(what, total=total)
-            progress.update(bars[what], completed=done)
-
-        return measure(settings, on_progress)

@@ -16,7 +16,6 @@ from ascend_quant.profile.arithmetic import of_refits
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint, find
 from ascend_quant.profile.compare import Comparison, compare_int8
 from ascend_quant.profile.files import files_of, save
-from ascend_quant.profile.fp8 import compare_fp8
 from ascend_quant.profile.w8a8 import read_w8a8
 from ascend_quant.progress import Bars
 from ascend_quant.whole_file import why_no_file
@@ -25,33 +24,30 @@ SHOWN = 20  # parameters in the table of those that are not reproduced
 
 
 class Function(str, Enum):
-    """The dtype of the quantized model."""
+    """The dtype of the quantized model: of FlashRL's names the one whose profile anything here reads."""
 
     int8 = "int8"
-    fp8 = "fp8"
 
 
 def profile(
     quantized: Annotated[str, typer.Option("-q", "--quantized", help="Quantized model: a folder, or a hub id.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write; .pt: in FlashRL's layout.")],
-    model: Annotated[str | None, typer.Option("-m", "--model", help="BF16 model; not needed for fp8.")] = None,
-    fn: Annotated[Function, typer.Option("--fn", help="Format of the quantized model.")] = Function.int8,
+    model: Annotated[str, typer.Option("-m", "--model", help="BF16 model: a folder, or a hub id.")],
+    fn: Annotated[Function, typer.Option("--fn", help="As FlashRL has it; fp8 needs no profile here.")] = Function.int8,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Compare a BF16 model with its quantized version, and save the scales and smoothing factors between them.
 
     Exit status: 0; 1 if the two cannot be profiled; 2 for wrong use.
     """
-    if model is None and fn is Function.int8:
-        raise typer.BadParameter("int8 compares with the BF16 model: give it with -m", param_hint="'-m'")
     files = [output] if output.suffix == ".pt" or not output.name else [output, *files_of(output)]
     if said := next(filter(None, map(why_no_file, files)), None):
         raise typer.BadParameter(said, param_hint="'-o'")
-    _must_be_outside(files, [one for one in (model, quantized) if one is not None])
-    reference, other = None if model is None else _found(model, "'-m'"), _found(quantized, "'-q'")
+    _must_be_outside(files, [model, quantized])
+    reference, other = _found(model, "'-m'"), _found(quantized, "'-q'")
     errors = Console(stderr=True)
     try:
-        result = compared(reference, other, fn, errors)
+        result = compared(reference, other, errors)
         files = save(result.profile, output)
     except (BadCheckpoint, BadDocument, OSError) as error:
         errors.print(f"cannot profile: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
@@ -78,19 +74,12 @@ def _found(model: str, option: str) -> Path:
         raise typer.BadParameter(str(error), param_hint=option) from error
 
 
-def compared(model: Path | None, quantized: Path, fn: Function, console: Console) -> Comparison:
+def compared(model: Path, quantized: Path, console: Console) -> Comparison:
     """The comparison, with a progress bar."""
-    reference, other = None if model is None else Checkpoint(model), Checkpoint(quantized)
-    total = len(reference.names) if reference is not None else None
+    reference = Checkpoint(model)
     with Bars(console=console, transient=True) as bar:
-        task = bar.add_task("comparing", total=total)
-
-        def step(name: str) -> None:
-            bar.advance(task)
-
-        if fn is Function.fp8:
-            return compare_fp8(other, reference, step)
-        return compare_int8(reference, read_w8a8(other), step)
+        task = bar.add_task("comparing", total=len(reference.names))
+        return compare_int8(reference, read_w8a8(Checkpoint(quantized)), lambda name: bar.advance(task))
 
 
 def summary(result: Comparison, files: list[Path]) -> dict[str, object]:
@@ -109,8 +98,10 @@ def show(result: Comparison, files: list[Path], console: Console) -> None:
     for kind, count in result.kinds.most_common():
         table.add_row(kind, f"{count:,}")
     console.print(table)
-    if result.reproduced:
-        console.print(reproduction(result))
+    for arithmetic in dict.fromkeys((result.profile.arithmetic, of_refits(result.profile.arithmetic))):
+        equal = [one.equal[arithmetic] for one in result.reproduced]
+        figures = f"{min(equal):.3%} at worst, {median_low(equal):.3%} at the median"
+        console.print(f"codes equal with frozen scales, {arithmetic} arithmetic: {figures}", soft_wrap=True)
     if poor := result.poor:
         table = Table("not reproduced", "codes equal")
         for name, equal in list(poor.items())[:SHOWN]:
@@ -120,14 +111,3 @@ def show(result: Comparison, files: list[Path], console: Console) -> None:
             console.print(f"and {len(poor) - SHOWN} more, in the profile's notes")
     for line in (*result.profile.notes.get("remarks", ()), f"written: {', '.join(map(str, files))}"):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def reproduction(result: Comparison) -> Table:
-    """Tabulate how many codes come out again from the unchanged BF16 weights, with frozen scales."""
-    table = Table("codes equal, scales frozen", "worst", "median")
-    ours = of_refits(result.profile.arithmetic)
-    for arithmetic in dict.fromkeys((result.profile.arithmetic, ours)):
-        equal = [one.equal[arithmetic] for one in result.reproduced]
-        whose = "refits'" if arithmetic == ours else "the tool's"
-        table.add_row(f"{arithmetic} arithmetic ({whose})", f"{min(equal):.3%}", f"{median_low(equal):.3%}")
-    return table

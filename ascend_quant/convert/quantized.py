@@ -10,11 +10,11 @@ from functools import partial
 
 import torch
 
+from ascend_quant.convert import fp8
 from ascend_quant.convert.formats import BESIDE
 from ascend_quant.convert.model import Expected, read_config
 from ascend_quant.convert.source import quantization
 from ascend_quant.oracle import NIBBLES
-from ascend_quant.profile import fp8
 from ascend_quant.profile.checkpoints import MODELOPT, BadCheckpoint, Checkpoint
 from ascend_quant.profile.scales import FLOATS, METHOD, Group, check_scale, read_groups
 from ascend_quant.profile.w8a8 import DESCRIPTION, described_types, read_w8a8

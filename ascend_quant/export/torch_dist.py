@@ -1,8 +1,8 @@
 """Slices of the tensors of a Megatron `torch_dist` checkpoint, read where the ranks have left them.
 
 torch_dist is the format of torch.distributed.checkpoint: `.metadata` says which piece of which tensor is where in the
-*.distcp files. A tensor can be all layers' experts at once, far larger than memory; a slice is read from its pieces
-alone. No process group, no GPU and no Megatron is needed.
+*.distcp files. A tensor can be all layers' experts at once, far larger than memory; its reader reads a slice from the
+pieces alone. No process group, no GPU and no Megatron is needed.
 
 `.metadata` is a pickle, and a checkpoint may be from anybody. Pickles run what they name; so the classes of that
 package alone are built, and nothing else is looked up, let alone called.
@@ -14,10 +14,10 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import filesystem, metadata, planner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, filesystem, metadata, planner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed.checkpoint.utils import _create_file_view
 
 from ascend_quant.profile.checkpoints import BadCheckpoint
 
@@ -96,7 +96,8 @@ class TorchDist:
         self.folder = folder
         found = read_metadata(folder / ".metadata")
         stored = found.state_dict_metadata.items()
-        self._places = found.storage_data
+        self._reader = FileSystemReader(folder)
+        self._reader.set_up_storage_reader(found, is_coordinator=True)
         self._tensors = {key: one for key, one in stored if isinstance(one, TensorStorageMetadata)}
         self.sizes = {key: tuple(one.size) for key, one in self._tensors.items()}
         self.dtypes = {key: one.properties.dtype for key, one in self._tensors.items()}
@@ -105,7 +106,7 @@ class TorchDist:
         """The slice [leading[0], leading[1], ...] of a tensor, in the dtype it was saved in.
 
         Raises:
-            BadCheckpoint: a file is missing or cut off, holds something else, or no piece holds some of the slice.
+            BadCheckpoint: a file is missing or cut off, or no piece holds some of the slice.
         """
         size = self.sizes[key]
         offsets = torch.Size((*leading, *(0 for _ in size[len(leading) :])))
@@ -117,37 +118,23 @@ class TorchDist:
                 f"{self.folder}: no rank has saved some of {key} {list(leading)}: the save was interrupted"
             )
         slice_ = torch.empty(sizes, dtype=self.dtypes[key])
-        for item in items:
-            piece = self._piece(key, item.storage_index)
-            try:
-                part = _narrowed(piece, item.storage_offsets, item.lengths)
-                _narrowed(slice_, item.dest_offsets, item.lengths).copy_(part)
-            except (RuntimeError, IndexError) as error:
-                raise self._unreadable(key, f"a piece of {tuple(piece.shape)}") from error
+        try:
+            self._reader.read_data(LoadPlan(items), _Into(slice_))
+        except Exception as error:  # a missing file, or a piece that is cut off, raises anything
+            raise BadCheckpoint(
+                f"{self.folder}: {key} cannot be read ({error!r:.200}); copy the checkpoint again"
+            ) from error
         return slice_.reshape(size[len(leading) :])
 
-    def _piece(self, key: str, index: MetadataIndex) -> torch.Tensor:
-        """Read the piece of a tensor that one rank has saved."""
-        if (info := self._places.get(index)) is None:
-            raise self._unreadable(key, "no file holds it")
-        if getattr(info, "transform_descriptors", None):
-            raise self._unreadable(key, f"it is stored by {info.transform_descriptors!r:.80}")
-        try:
-            with (self.folder / info.relative_path).open("rb") as file:
-                view = _create_file_view(file, info.offset, info.length)
-                piece = torch.load(view, map_location="cpu", weights_only=True)
-        except Exception as error:  # a missing file, or a piece that is cut off, raises anything
-            raise self._unreadable(key, repr(error)) from error
-        if not isinstance(piece, torch.Tensor) or piece.dtype != self.dtypes[key]:
-            found = getattr(piece, "dtype", type(piece).__name__)
-            raise self._unreadable(key, f"{found} is stored, {self.dtypes[key]} in .metadata")
-        return piece.detach()
 
-    def _unreadable(self, key: str, why: str) -> BadCheckpoint:
-        return BadCheckpoint(f"{self.folder}: {key} cannot be read ({why:.200}); copy the checkpoint again")
+class _Into(DefaultLoadPlanner):
+    """The planner by which a reader puts the pieces of one tensor into their places of a slice."""
 
+    def __init__(self, slice_: torch.Tensor):
+        super().__init__()
+        self.slice = slice_
 
-def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
-    for dim, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
-        tensor = tensor.narrow(dim, offset, length)
-    return tensor
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        """Return the part of the slice that a piece fills."""
+        ends = zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        return self.slice[tuple(slice(first, first + length) for first, length in ends)]

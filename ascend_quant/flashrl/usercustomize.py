@@ -5,22 +5,23 @@ FlashRL appends a pair of lines; its own `cleanup` only puts "# " before them. B
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-PAIR = ("try: import flash_rl", "except ImportError: pass")
-ALONE = "import flash_rl"
-KEYWORD, NAME = re.compile(r"import|\bfrom\b"), re.compile(r"\bflash_rl\b")
+END = r"[ \t]*(?:\r?\n|\Z)"
+OWN = re.compile(
+    rf"^(?P<mark>|# )(?:try: import flash_rl{END}(?P=mark)except ImportError: pass|import flash_rl){END}", re.MULTILINE
+)
+IMPORTS = re.compile(r"[^#]*(?:import|\bfrom\b)[^#]*\bflash_rl\b")
 
 
-@dataclass(frozen=True)
-class Cleaned:
+class Cleaned(NamedTuple):
     """A file without FlashRL's lines.
 
     Attributes:
         text: what is left.
-        removed: how many lines were taken out.
-        left: (line number from 1, line) of each that still imports flash_rl.
+        removed: how many blocks were taken out.
+        left: (line number from 1, line) of each that still imports flash_rl, in the text as it was.
     """
 
     text: str
@@ -30,35 +31,10 @@ class Cleaned:
 
 def clean(text: str) -> Cleaned:
     """Take FlashRL's lines out of `text`; all others stay byte for byte."""
-    lines = text.splitlines(keepends=True)
-    kept, left, at = [], [], 0
-    while at < len(lines):
-        if count := length_at(lines, at):
-            at += count
-            continue
-        if imports(lines[at]):
-            left.append((at + 1, lines[at].rstrip("\r\n")))
-        kept.append(lines[at])
-        at += 1
-    return Cleaned("".join(kept), len(lines) - len(kept), tuple(left))
-
-
-def imports(line: str) -> bool:
-    """Return whether it names flash_rl behind a word that imports: `import os, flash_rl`, `__import__("flash_rl")`."""
-    code = line.partition("#")[0]
-    keyword = KEYWORD.search(code)
-    return keyword is not None and NAME.search(code, keyword.end()) is not None
-
-
-def length_at(lines: list[str], at: int) -> int:
-    """Return how many of the lines from `at` on are FlashRL's: 2, 1 or 0."""
-    here = [line.rstrip() for line in lines[at : at + 2]]
-    for mark in ("", "# "):
-        if tuple(here) == (mark + PAIR[0], mark + PAIR[1]):
-            return 2
-        if here[0] == mark + ALONE:
-            return 1
-    return 0
+    kept, removed = OWN.subn("", text)
+    blank = OWN.sub(lambda found: "\n" * found[0].count("\n"), text)  # lines keep their numbers
+    lines = enumerate(blank.split("\n"), start=1)
+    return Cleaned(kept, removed, tuple((number, line.rstrip("\r")) for number, line in lines if IMPORTS.match(line)))
 
 
 def default_path() -> Path:

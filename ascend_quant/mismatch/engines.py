@@ -12,15 +12,12 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from tqdm import tqdm
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -30,11 +27,8 @@ logger = logging.getLogger(__name__)
 LAST_WORDS = 8  # lines
 ERRORS = 5
 ERROR = re.compile(r"\b[\w.]*(Error|Exception): .+")
-POLL_SECONDS = 0.2
 GRACE_SECONDS = 10
 SPAWN = multiprocessing.get_context("spawn")
-
-OnProgress = Callable[[str, int, int], None]  # what is going on, how much of it is done, of how much
 
 
 class EngineFailed(RuntimeError):
@@ -63,7 +57,7 @@ class Task:
     every: int = 1
 
 
-def run(task: Task, on_progress: OnProgress) -> dict[str, Any]:
+def run(task: Task) -> dict[str, Any]:
     """Carry out a task in a new process; what comes back is that of `work`.
 
     Raises:
@@ -74,15 +68,13 @@ def run(task: Task, on_progress: OnProgress) -> dict[str, Any]:
     log, result = folder / "log", None
     reader, writer = SPAWN.Pipe(duplex=False)
     child = SPAWN.Process(target=_in_child, args=(task, writer, log))
-    on_progress("starts", 0, 1)
     child.start()
     writer.close()
     try:
-        for said in _said(reader, child):
-            if isinstance(said, tuple):
-                on_progress(*said)
-            else:
-                result = said
+        wait([reader, child.sentinel])
+        if reader.poll():
+            with suppress(EOFError):
+                result = reader.recv()
     finally:
         _end(child)
     if result is None:
@@ -99,14 +91,6 @@ def _leave_flashrl_out() -> None:
         logger.warning("the engines ignore %s: they use the options of this command", ", ".join(found))
         for name in found:
             del os.environ[name]
-
-
-def _said(reader: Connection, child: Any) -> Iterator[Any]:
-    """Yield what the process sends until it has ended: the arguments of OnProgress, and its result."""
-    with suppress(EOFError):
-        while reader.poll(POLL_SECONDS) or child.is_alive():
-            if reader.poll():
-                yield reader.recv()
 
 
 def _end(child: Any) -> None:
@@ -130,10 +114,10 @@ def _in_child(task: Task, writer: Connection, log: Path) -> None:
     with log.open("wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    writer.send(work(task, lambda *said: writer.send(said)))
+    writer.send(work(task))
 
 
-def work(task: Task, on_progress: OnProgress) -> dict[str, Any]:
+def work(task: Task) -> dict[str, Any]:
     """Score the given sequences, looking at the layers while the first policy's pass; then sample.
 
     Returns:
@@ -145,54 +129,46 @@ def work(task: Task, on_progress: OnProgress) -> dict[str, Any]:
 
     from ascend_quant.integrations.vllm import register
 
-    def bar(what: str) -> type[tqdm]:
-        class Bar(tqdm):  # what vLLM's `generate` takes
-            def display(self, *args, **kwargs) -> None:
-                on_progress(what, self.n, self.total)
-
-        return Bar
-
     register()  # where the package lies in PYTHONPATH alone
     llm = LLM(**task.engine)
     try:
-        on_progress("starts", 1, 1)
         found: dict[str, Any] = {"scored": {}, "layers": [], "rescored": []}
         for number, (name, sequences) in enumerate(task.sequences.items()):
             watching = task.watched is not None and number == 0
             if watching:
                 llm.collective_rpc("mismatch_watch", args=(task.watched, task.every))
-            found["scored"][name] = scored(llm, sequences, bar(f"scores {name}"))
+            found["scored"][name] = scored(llm, sequences)
             if watching:
                 found["layers"] = llm.collective_rpc("mismatch_errors")
-        found["sampled"] = sampled(llm, task, bar("samples"))
+        found["sampled"] = sampled(llm, task)
         if task.sequences:
-            found["rescored"] = scored(llm, found["sampled"], bar("scores its own"))
+            found["rescored"] = scored(llm, found["sampled"])
         return found | {"machine": machine()}
     finally:
         llm.llm_engine.engine_core.shutdown()
 
 
-def sampled(llm: "LLM", task: Task, bar: type[tqdm]) -> list[dict[str, Any]]:
+def sampled(llm: "LLM", task: Task) -> list[dict[str, Any]]:
     """A response to each prompt, of one token at least."""
     from vllm import SamplingParams
 
     wanted = SamplingParams(temperature=1.0, logprobs=0, detokenize=False, **task.sampling)
     asked = [{"prompt_token_ids": prompt} for prompt in task.prompts]
     found = []
-    for prompt, answer in zip(task.prompts, llm.generate(asked, wanted, use_tqdm=bar), strict=True):
+    for prompt, answer in zip(task.prompts, llm.generate(asked, wanted, use_tqdm=False), strict=True):
         response = list(answer.outputs[0].token_ids)
         rollout = of_tokens(response, answer.outputs[0].logprobs)
         found.append({"prompt": prompt, "response": response, "rollout": rollout})
     return found
 
 
-def scored(llm: "LLM", sequences: list[dict[str, Any]], bar: type[tqdm]) -> list[list[float]]:
+def scored(llm: "LLM", sequences: list[dict[str, Any]]) -> list[list[float]]:
     """The log-probabilities of each sequence's response."""
     from vllm import SamplingParams
 
     wanted = SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
     asked = [{"prompt_token_ids": one["prompt"] + one["response"]} for one in sequences]
-    answers = llm.generate(asked, wanted, use_tqdm=bar)
+    answers = llm.generate(asked, wanted, use_tqdm=False)
     return [
         of_tokens(one["response"], answer.prompt_logprobs[len(one["prompt"]) :])
         for one, answer in zip(sequences, answers, strict=True)

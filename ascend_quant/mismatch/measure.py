@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ascend_quant.mismatch import engines, prompts
-from ascend_quant.mismatch.engines import OnProgress, Task
+from ascend_quant.mismatch.engines import Task
 from ascend_quant.mismatch.figures import figures
 from ascend_quant.mismatch.layer_errors import ranked
+from ascend_quant.progress import waiting
 from ascend_quant.schemes import get_scheme
 
 LAYER_TOKENS = 512  # that the layers are looked at with
@@ -68,27 +69,23 @@ class Asked:
     length: int
 
 
-def measure(settings: Settings, on_progress: OnProgress) -> dict[str, Any]:
+def measure(settings: Settings) -> dict[str, Any]:
     """The report, as its JSON has it: `mismatch` and `noise`, the `parts` of a quantized cache, `layers`, `sequences`.
-
-    Args:
-        on_progress: gets what is going on, how much of it is done and of how much.
 
     Raises:
         UnknownScheme, BadCheckpoint, BadDocument: before any engine starts.
         EngineFailed: with the engine's last words.
     """
     quantized = get_scheme(settings.scheme).quantized
-    on_progress("prompts", 0, 1)
     asked = ask(settings)
-    on_progress("prompts", 1, 1)
     sampled = {}
     for name, (scheme, cache) in policies(settings).items():
         task = Task(_engine(settings, asked, scheme, cache), asked.prompts, _sampling(settings, asked))
-        about = f"{scheme} weights, {'bf16' if cache == 'auto' else cache} cache:"
-        sampled[name] = engines.run(task, _named(about, on_progress))["sampled"]
+        with waiting(f"{scheme} weights, {'bf16' if cache == 'auto' else cache} cache: samples"):
+            sampled[name] = engines.run(task)["sampled"]
     task = reference_task(settings, asked, sampled, settings.scheme if quantized else None)
-    other = engines.run(task, _named("bf16:", on_progress))
+    with waiting("bf16: scores, then samples and scores its own"):
+        other = engines.run(task)
     scored = other["scored"] | {"noise": other["rescored"]}
     sequences = {
         name: [one | {"train": train} for one, train in zip(found, scored[name], strict=True)]
@@ -162,7 +159,3 @@ def _engine(settings: Settings, asked: Asked, scheme: str, cache: str) -> dict[s
 
 def _sampling(settings: Settings, asked: Asked) -> dict[str, Any]:
     return {"max_tokens": settings.max_tokens, "stop_token_ids": asked.stop}
-
-
-def _named(engine: str, on_progress: OnProgress) -> OnProgress:
-    return lambda what, done, total: on_progress(f"{engine} {what}", done, total)

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from ascend_quant.convert import texts
 from ascend_quant.convert.quantizer import first_line
-from ascend_quant.documents import read_text
+from ascend_quant.documents import is_object, parse_json, read_text
 from ascend_quant.profile.checkpoints import BadCheckpoint
 
 logger = logging.getLogger(__name__)
@@ -40,6 +39,7 @@ EXAMPLES = (
 )
 COLUMN = "prompt"
 JSON_LINES = (".jsonl", ".json")
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 RANDOM_TOKENS = 32
 
 Prompt = str | list[dict[str, Any]] | list[int]
@@ -72,13 +72,35 @@ def read(path: Path) -> list[Prompt]:
     Raises:
         BadCheckpoint, BadDocument: the file, or one of its rows, is not as it should be; with its name.
     """
-    if path.suffix in (".parquet", *JSON_LINES):
-        found = [_checked(value, where) for where, value in texts.rows(path, (COLUMN,))]
+    if path.suffix == ".parquet":
+        found = [_checked(value, f"{path}, row {number}") for number, value in enumerate(_parquet(path), start=1)]
     else:
-        found = [line for line in read_text(path).split("\n") if line.strip()]
+        lines = [(number, line) for number, line in enumerate(read_text(path).split("\n"), start=1) if line.strip()]
+        found = [line for _, line in lines]
+        if path.suffix in JSON_LINES:
+            found = [_of_json(line, f"{path}, line {number}") for number, line in lines]
     if not found:
         raise BadCheckpoint(f"{path}: holds no prompt")
     return found
+
+
+def _parquet(path: Path) -> list[Any]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise BadCheckpoint(f"{path}: parquet files are read with pyarrow, which is not installed") from error
+    try:
+        with parquet.ParquetFile(path) as file:
+            if COLUMN not in (names := file.schema_arrow.names):
+                raise BadCheckpoint(f"{path}: has no column {COLUMN!r}; it has {', '.join(names) or 'none'}")
+            return file.read([COLUMN])[COLUMN].to_pylist()
+    except (ArrowException, OSError) as error:
+        raise BadCheckpoint(f"{path}: {first_line(error)}") from error
+
+
+def _of_json(line: str, where: str) -> Prompt:
+    row = parse_json(line, where)
+    return _checked(row.get(COLUMN) if is_object(row) else None, where)
 
 
 def evenly(items: Sequence[Item], count: int) -> list[Item]:
@@ -111,7 +133,7 @@ def load(model: str) -> Vocabulary:
     if model.startswith(("/", ".")) and not folder.is_dir():  # transformers would take it for an id of the hub
         raise BadCheckpoint(f"model {model!r:.200}: there is no such folder")
     # transformers would invent a tokenizer for a folder that has none
-    without = folder.is_dir() and not any((folder / name).exists() for name in texts.VOCABULARIES)
+    without = folder.is_dir() and not any((folder / name).exists() for name in VOCABULARIES)
     try:
         config = AutoConfig.from_pretrained(model)
         tokenizer = None if without else AutoTokenizer.from_pretrained(model)

@@ -11,5 +11,4 @@ evidence.py      what codes tell about the factors that made them
 solve.py         the factors of a norm, what it feeds and the pairs that begin there
 equivalence.py   whether a profile leaves the model's function as it is
 compare.py       two checkpoints, and the rules that lead from one to the other
-fp8.py           which parameters an FP8 checkpoint quantizes
 """

@@ -213,11 +213,8 @@ def line(said: object) -> str:
 
 def _write_flashrl(profile: Profile, path: Path) -> None:
     """Write a profile in FlashRL's format."""
-    content = [name for name, rule in profile.rules.items() if rule.quantized]
-    if profile.scheme == "int8":
-        content = {name: entry_of(rule) for name, rule in profile.rules.items()}
     buffer = io.BytesIO()
-    torch.save(content, buffer)
+    torch.save({name: entry_of(rule) for name, rule in profile.rules.items()}, buffer)
     write_whole(path, buffer.getvalue())
 
 

@@ -56,6 +56,20 @@ def test_stacked_experts_come_back_one_by_one(tmp_path):
     cases.assert_same(cases.read(tmp_path / "out"), undone(cases.state(), "int8"))
 
 
+def test_codes_of_minus_8_come_back(tmp_path):
+    """As llm-compressor's GPTQ writes int4: codes -8 ... 7, packed eight to a word, the lowest bits first."""
+    source = cases.write(tmp_path / "in", cases.state(), shards=1)
+    cases.run(source, tmp_path / "quantized", "int4_g128")
+    name, codes_NK = "model.layers.0.mlp.up_proj.weight", torch.arange(cases.MIDDLE * cases.HIDDEN) % 16 - 8
+    codes_NK = codes_NK.view(cases.MIDDLE, cases.HIDDEN)
+    words = sum((codes_NK[:, i::8] + 8) << 4 * i for i in range(8))
+    words = torch.where(words >= 2**31, words - 2**32, words).int()
+    edit(tmp_path / "quantized", lambda state: state.update({f"{name}_packed": words}))
+    cases.run(tmp_path / "quantized", tmp_path / "out", "bf16")
+    scale_NK = cases.read(tmp_path / "quantized")[f"{name}_scale"].double().repeat_interleave(128, 1)
+    assert torch.equal(cases.read(tmp_path / "out")[name], (codes_NK * scale_NK).to(torch.bfloat16))
+
+
 @pytest.fixture
 def pair(tmp_path) -> Pair:
     """Made by no code of ours: scales of absmax / 127.5, codes from -128 on."""

@@ -121,7 +121,7 @@ def test_its_lines_are_what_cleanup_removes(flashrl, tmp_path):
     flashrl(setup, ["cleanup"], setup)  # its own cleanup leaves comments
     assert file.read_text().count("flash_rl") == 2
     cleaned = clean(file.read_text())
-    assert (cleaned.text, cleaned.removed, cleaned.left) == ("import os\n", 4, ())
+    assert (cleaned.text, cleaned.removed, cleaned.left) == ("import os\n", 2, ())
 
 
 def test_its_names_are_all_known_here():

@@ -26,9 +26,7 @@ OF = {
     "npu-0.30": "npu",
 }
 # Not in the lock, and why.
-ABSENT = {
-    ("npu-2.7", name): "the operators' tests need no commands that plot" for name in ("typer", "rich", "matplotlib")
-} | {(name, "matplotlib"): "as above" for name in ("npu-host", "npu-0.30")}
+ABSENT = {("npu-2.7", name): "the operators' tests need no commands" for name in ("typer", "rich")}
 
 
 def wanted(extra: str) -> list[Requirement]:

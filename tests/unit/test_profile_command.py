@@ -46,10 +46,10 @@ def test_wrong_usage_ends_with_2(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.pt").mkdir()
     for arguments, said in (
-        (("-q", "w8a8", "-o", "profile"), "'-m'"),
+        (("-q", "w8a8", "-o", "profile"), "--model"),
         (("-m", "bf16", "-o", "profile"), "--quantized"),
         (("-m", "bf16", "-q", "w8a8", "-o", "no/such/profile"), "no folder"),
-        (("-m", "bf16", "-q", "w8a8", "-o", "profile", "--fn", "int9"), "int9"),
+        (("-m", "bf16", "-q", "w8a8", "-o", "profile", "--fn", "fp8"), "fp8"),
         (("-m", "bf16", "-q", "w8a8", "-o", "folder.pt"), "is a folder"),
         (("-m", "folder.pt", "-q", "./w8a8", "-o", "profile"), "./w8a8"),
         (("-m", "bf16", "-q", "folder.pt", "-o", "profile"), "'-m'"),
@@ -77,13 +77,3 @@ def test_a_full_disk_ends_with_1_and_what_was_there_stays(name, pair, tmp_path, 
         result = run("-m", pair.bf16, "-q", pair.w8a8, "-o", tmp_path / name)
     assert result.exit_code == 1 and "cannot profile" in plain(result.stderr)
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == dict.fromkeys(there, "before")
-
-
-def test_fp8_does_without_the_bf16_model(tmp_path):
-    from test_profile_fp8 import quantize
-
-    folder: Path = checkpoint_pairs.make_bf16("qwen2", tmp_path / "fp8")
-    checkpoint_pairs.edit(folder, lambda state: quantize(state, "channel"))
-    result = run("-q", folder, "-o", tmp_path / "names.pt", "--fn", "fp8")
-    assert result.exit_code == 0, result.output
-    assert len(load(tmp_path / "names.pt").rules) == 14

@@ -1,66 +1,18 @@
-"""Which parameters an FP8 checkpoint quantizes; with the BF16 one beside it, whether they are the same weights.
+"""FP8 weights of a checkpoint, their codes and scales.
 
 Read are float8_e4m3fn weights with one scale, one per output channel, or one per 128x128 block, as compressed-tensors
-(`weight_scale`, shared as config.json says) and DeepSeek's format (`weight_scale_inv` of blocks) write them. Smoothing
-is not looked for: an FP8 checkpoint with changed norms is refused.
+(`weight_scale`, shared as config.json says) and DeepSeek's format (`weight_scale_inv` of blocks) write them.
 """
-
-from collections import Counter
-from collections.abc import Callable
 
 import torch
 
 from ascend_quant import oracle
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
-from ascend_quant.profile.compare import Comparison
-from ascend_quant.profile.rules import Profile, Rule
 from ascend_quant.profile.scales import FLOATS, check_scale, check_symmetric, read_groups
-from ascend_quant.profile.solve import same
 
 FP8 = "F8_E4M3"
-BESIDE_WEIGHT = ("weight_scale", "weight_scale_inv", "input_scale", "weight_zero_point", "input_zero_point")
-SCALES = BESIDE_WEIGHT[:2]
+SCALES = ("weight_scale", "weight_scale_inv")
 SCALE_DTYPES = (*FLOATS, "F8_E8M0")
-MAX_ERROR = 0.1  # relative, root mean square; FP8 itself leaves about 0.026
-
-
-def compare_fp8(
-    quantized: Checkpoint, reference: Checkpoint | None, progress: Callable[[str], None] = lambda name: None
-) -> Comparison:
-    """The names of an FP8 checkpoint's quantized parameters.
-
-    Args:
-        reference: the BF16 checkpoint; without it the names are listed and nothing is compared.
-
-    Raises:
-        BadCheckpoint: nothing is FP8, or the checkpoints differ otherwise.
-    """
-    names = [name for name in quantized.names if quantized.dtype(name) == FP8]
-    if not names:
-        raise BadCheckpoint(f"{quantized.folder} has no {FP8} tensor; with --fn fp8 the quantized model must be FP8")
-    beside = {f"{name.removesuffix('weight')}{leaf}" for name in names for leaf in BESIDE_WEIGHT}
-    plain = [name for name in quantized.names if name not in beside and quantized.dtype(name) != FP8]
-    for name in (*names, *plain) if reference is not None else ():
-        check(quantized, reference, name)
-        progress(name)
-    notes = {"fp8": quantized.folder.name, "bf16": None if reference is None else reference.folder.name}
-    kinds = Counter({"quantized": len(names), "not quantized": len(plain)})
-    return Comparison(Profile("fp8", {name: Rule(True) for name in names}, notes), kinds=kinds)
-
-
-def check(quantized: Checkpoint, reference: Checkpoint, name: str) -> None:
-    """Check that a parameter is the same in both checkpoints, but for FP8's rounding."""
-    weight = reference.tensor(name)
-    if quantized.dtype(name) != FP8:
-        if not same(weight, quantized.tensor(name)):
-            raise BadCheckpoint(f"{name}: differs between the checkpoints, and FP8 profiles have no factors")
-        return
-    values = oracle.dequantize(*codes_and_scale(quantized, name))
-    if values.shape != weight.shape:
-        raise BadCheckpoint(f"{name}: {tuple(weight.shape)} in BF16, {tuple(values.shape)} in FP8")
-    error = float((values - weight.float()).norm() / weight.float().norm().clamp(min=1e-30))
-    if not error <= MAX_ERROR:
-        raise BadCheckpoint(f"{name}: {error:.2f} relative error; the FP8 checkpoint is of other, or smoothed, weights")
 
 
 def codes_and_scale(checkpoint: Checkpoint, name: str) -> tuple[torch.Tensor, torch.Tensor]:
