@@ -193,8 +193,7 @@ class ResidentWeight(RowBuffer):
     def _where(self, piece: Piece, base: torch.Tensor) -> dict[str, Any]:
         """The fields of `RowWrite` for a piece, and where its scales go."""
         source_NK, target_NK, scale, whole_NL, _ = piece
-        scales = {} if scale is None else {"scale": scale}
-        return scales | {
+        where: dict[str, Any] = {
             "target": target_NK,
             "layout": self.layout,
             "first_row": offset_in(target_NK, self.data) // max(self.row_length, 1),
@@ -204,6 +203,9 @@ class ResidentWeight(RowBuffer):
             "column_stride": source_NK.stride(1),
             "whole": None if whole_NL is None else (offset_in(whole_NL, base), whole_NL.shape[1]),
         }
+        if scale is not None:
+            where["scale"] = scale
+        return where
 
 
 class QuantizedWeight(ResidentWeight):

@@ -15,7 +15,7 @@ from ascend_quant.kernels import reciprocals
 from ascend_quant.kernels.counters import Counters
 from ascend_quant.kernels.writes import Fp8Write, Int8Write, Job
 
-WRITING = "ascend_quant.kernels.cuda.refit.write"
+GROUPING = "ascend_quant.kernels.cuda.refit.grouping"
 BELOW = 10  # |x| < absmax / 2**9 has the code 0
 
 
@@ -43,7 +43,7 @@ def test_every_pair_of_mantissas_equals_the_oracle(exponent):
 def test_every_pair_of_mantissas_in_triton(cuda, monkeypatch, exponent):
     if cuda.interpreted:  # a step of the interpreter costs the same for many elements as for few
         monkeypatch.setattr(
-            import_module(WRITING), "tiling", lambda length, kind: (4096, 128, 1, (("num_warps", 4), ("maxnreg", 64)))
+            import_module(GROUPING), "tiling", lambda length, kind: (4096, 128, 1, (("num_warps", 4), ("maxnreg", 64)))
         )
     check(cuda, [Case("int8", every_value_up_to_every_magnitude(exponent))])
 
