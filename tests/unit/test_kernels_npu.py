@@ -19,8 +19,7 @@ from ascend_quant.kernels.npu.refit import pieces as npu_pieces
 from ascend_quant.kernels.npu.refit import write as npu_write
 from ascend_quant.kernels.npu.refit.formats import Panels, Transposed
 from ascend_quant.kernels.writes import Int8Write, Job
-from ascend_quant.refit import Refit, batch
-from ascend_quant.refit import session as refit_session
+from ascend_quant.refit import Refit, batch, serving_state
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 
 HERE = Kernels(npu, torch.device("cpu"))
@@ -131,7 +130,7 @@ def test_digests_equal_the_oracle(monkeypatch, dtype):
 @pytest.mark.parametrize("layout_of", ["transposed", "panels"])
 def test_a_refit_of_weights_that_lie_otherwise(monkeypatch, layout_of):
     monkeypatch.setattr(batch, "kernels_for", lambda device: npu)
-    monkeypatch.setattr(refit_session, "kernels_for", lambda device: npu)
+    monkeypatch.setattr(serving_state, "kernels_for", lambda device: npu)
     experts, channels, length = 3, 96, 20
     shape = (experts, length, channels)
     if layout_of == "transposed":
@@ -215,7 +214,7 @@ def test_any_bucketing_of_dense_weights_and_experts(kind, experts, channels, tog
     with pytest.MonkeyPatch.context() as patch:
         take_together(patch, together)
         patch.setattr(batch, "kernels_for", lambda device: npu)
-        patch.setattr(refit_session, "kernels_for", lambda device: npu)
+        patch.setattr(serving_state, "kernels_for", lambda device: npu)
         weights = weights_of(kind, experts, channels)
         norm = ResidentWeight("norm", torch.zeros(7, dtype=torch.bfloat16))
         session = Refit([*weights.values(), norm])

@@ -41,7 +41,7 @@ def refit_names() -> set[str]:
     """What a sync logs, by the code."""
     scales = Scales({"layers.0.self_attn": torch.tensor([[1.0], [2.0], [3.0]])}, age=0)
     numbers = 2, 3, 4, 5.0, 6.0, 0, 0, 0.5
-    receipt = Receipt(*numbers, Unquantized("bf16"), f"{7:016x}", LeftOut(), scales).as_metrics()
+    receipt = Receipt(*numbers, Unquantized("bf16"), f"{7:016x}", LeftOut(), {"kv_scales": scales}).as_metrics()
     files = [ADAPTERS / "verl" / name for name in ("receiving/worker.py", "sending/sync_metrics.py")]
     added = [re.findall(r'"(refit/\w+)":', file.read_text()) for file in files]
     assert all(added)
@@ -49,18 +49,10 @@ def refit_names() -> set[str]:
 
 
 def in_code(file: str, called: str) -> Iterator[ast.expr]:
-    """The first argument of each call of a method of this name."""
+    """The first argument of each call of a method or a class of this name."""
     for node in ast.walk(ast.parse((ADAPTERS / file).read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == called:
+        if isinstance(node, ast.Call) and called == getattr(node.func, "attr", getattr(node.func, "id", None)):
             yield node.args[0]
-
-
-def constant(file: str, name: str) -> object:
-    """A module's constant, read without importing what the module needs."""
-    for node in ast.parse((ADAPTERS / file).read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            return ast.literal_eval(node.value)
-    raise LookupError(f"{file} has no {name}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -117,7 +109,7 @@ def test_of_verl(page: Path):
 def test_start_up(page: Path):
     trainer = "verl/trainer.py"
     start = StartUp({STARTED: "0,1"}, now=lambda: 2.0)
-    stages = [stage.value for stage in in_code(trainer, "mark") if isinstance(stage, ast.Constant)]
-    for stage in (*stages, *constant(trainer, "ASSIGNED").values()):
+    ends = (*in_code(trainer, "mark"), *in_code(trainer, "EndOfStage"))
+    for stage in [stage.value for stage in ends if isinstance(stage, ast.Constant)]:
         start.mark(stage, {"torch.compile": 0.0} if stage == "engines" else None)
     assert named(page, "start_up/") == set(start.metrics()) and len(start.metrics()) == len(LOGGED) + 1
