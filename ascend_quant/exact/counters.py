@@ -28,7 +28,7 @@ class Compared(NamedTuple):
 
     def as_metrics(self) -> dict[str, float]:
         """Return the metrics by the names that verl logs."""
-        return {f"exact/{name}": getattr(self, name) for name in ("tokens", "unequal", "k3_kl")}
+        return {f"exact/{name}": getattr(self, name) for name in ("tokens", "unequal", "max_diff", "k3_kl")}
 
 
 def compare(engine_RS: torch.Tensor, trainer_RS: torch.Tensor, mask_RS: torch.Tensor) -> Compared:

@@ -60,7 +60,7 @@ def test_an_empty_mask():
 
 
 def test_metrics_have_their_names():
-    named = {"exact/tokens": 8, "exact/unequal": 2, "exact/k3_kl": 0.125}
+    named = {"exact/tokens": 8, "exact/unequal": 2, "exact/max_diff": 0.25, "exact/k3_kl": 0.125}
     assert Compared(8, 2, 0.25, 0.125, (1, 2)).as_metrics() == named
 
 

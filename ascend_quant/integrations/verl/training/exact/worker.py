@@ -29,6 +29,7 @@ from ascend_quant.refit import RefitError
 AGGREGATED = {  # over micro-batches and ranks
     "exact/tokens": "sum",
     "exact/unequal": "sum",
+    "exact/max_diff": "max",
     "exact/k3_kl": "mean",
 }
 LOOP = "VERL_DISABLE_FLASH_ATTN_CE"  # verl then takes log-probabilities row by row, whatever function we give it
