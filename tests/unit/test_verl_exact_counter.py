@@ -67,7 +67,7 @@ def test_tokens_are_counted_while_both_have_the_same_weights():
     Counter(engine)
     assert step(engine) == {}, "nothing has been synced"
     assert engine.get_per_tensor_param() == ("weights", None)
-    equal = {"exact/tokens": RANKS * sum(ANSWERS), "exact/unequal": 0, "exact/k3_kl": 0}
+    equal = {"exact/tokens": RANKS * sum(ANSWERS), "exact/unequal": 0, "exact/max_diff": 0, "exact/k3_kl": 0}
     assert step(engine) == step(engine) == equal
     assert step(engine, forward_only=True) == {}
     assert engine.optimizer_step() == 0.5
@@ -86,7 +86,7 @@ def test_the_first_token_that_differs_is_kept_until_the_next_sync():
         found = [step(engine), step(engine)]
     finally:
         torch.distributed.destroy_process_group()
-    expected = {"exact/tokens": RANKS * 5, "exact/unequal": RANKS * 5}
+    expected = {"exact/tokens": RANKS * 5, "exact/unequal": RANKS * 5, "exact/max_diff": 2.0**-20}
     expected["exact/k3_kl"] = pytest.approx(2.0**-41, rel=1e-3, abs=0)  # a mean over ranks; of d, d**2 / 2
     assert found == [expected, expected]
     assert counter.first == Unequal([1, 2, 3, 4, 5, 6], PROMPTS[0], 0, -1.0, -1.0 + 2.0**-20, 0)
@@ -95,6 +95,6 @@ def test_the_first_token_that_differs_is_kept_until_the_next_sync():
 
 
 def test_the_counts_have_their_own_names_in_a_steps_metrics():
-    metrics = {"actor/exact/tokens": 5, "actor/exact/unequal": 0, "actor/pg_loss": 1.0}
+    metrics = {"actor/exact/tokens": 5, "actor/exact/unequal": 0, "actor/exact/max_diff": 0.0, "actor/pg_loss": 1.0}
     renamed(metrics)
-    assert metrics == {"exact/tokens": 5, "exact/unequal": 0, "actor/pg_loss": 1.0}
+    assert metrics == {"exact/tokens": 5, "exact/unequal": 0, "exact/max_diff": 0.0, "actor/pg_loss": 1.0}
