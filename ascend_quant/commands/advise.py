@@ -22,20 +22,21 @@ all sequences start together and are equally long, those that do not fit wait; v
 
 def advise(
     place: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Folder, config.json or hub id of a model; or a recipe's .yaml file.")
+        str,
+        typer.Argument(metavar="MODEL", help="Model: a folder, a config.json or a hub id; or a recipe's .yaml file."),
     ],
-    device: Annotated[Device, typer.Option(case_sensitive=False, help="Type of device; for A3, one die.")],
-    model: Annotated[str | None, typer.Option(help="The recipe's model, if it is not on the hub.")] = None,
+    device: Annotated[Device, typer.Option(case_sensitive=False, help="Device type; on A3, each die is a device.")],
+    model: Annotated[str | None, typer.Option(help="Folder of the recipe's model, if it is not on the hub.")] = None,
     tp: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel size.  [default: 1]")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Sequences in one engine.  [default: 64]")] = None,
-    inputs: Annotated[int | None, typer.Option("--in", min=1, help="Tokens of a prompt.  [default: 256]")] = None,
-    outputs: Annotated[int | None, typer.Option("--out", min=1, help="Tokens of an answer.  [default: 512]")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences per engine.  [default: 64]")] = None,
+    inputs: Annotated[int | None, typer.Option("--in", min=1, help="Tokens per prompt.  [default: 256]")] = None,
+    outputs: Annotated[int | None, typer.Option("--out", min=1, help="Tokens per answer.  [default: 512]")] = None,
     memory: Annotated[
         float | None, typer.Option(min=0.01, max=1, help="vLLM's gpu_memory_utilization.  [default: 0.9]")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
-    """Estimate memory and tokens/s of a rollout in BF16 and INT8. Needs no device."""
+    """Estimate memory and tokens/s of a rollout in BF16 and INT8. No device is needed."""
     given = {"tp": tp, "batch": batch, "inputs": inputs, "outputs": outputs, "memory": memory}
     try:
         place, workload = read_recipe(Path(place)) if place.endswith(".yaml") else (place, Workload())

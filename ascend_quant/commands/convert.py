@@ -35,13 +35,13 @@ class Device(str, Enum):
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="Folder of a Hugging Face checkpoint.")],
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Folder of the Hugging Face checkpoint to convert.")],
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="Output folder, created only when the conversion is complete.")
     ],
-    scheme: Annotated[str, typer.Option(help=f"Quantize to: {QUANTIZED}; or bf16, back from any of them.")],
+    scheme: Annotated[str, typer.Option(help=f"Target: {QUANTIZED}; or bf16, to convert back.")],
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Files converted at a time.  [default: one a core]")
+        int | None, typer.Option(min=1, help="Number of files converted at a time.  [default: one per core]")
     ] = None,
     device: Annotated[Device, typer.Option(help="Device that quantizes the weights.")] = Device.cpu,
     ignore: Annotated[
@@ -49,13 +49,13 @@ def convert(
         typer.Option(metavar="PATTERN", help="Layer to leave unquantized: a name, or re:REGEX. Repeatable."),
     ] = None,
     format: Annotated[
-        str | None, typer.Option(help=f"Format of OUT: {', '.join(FORMATS)}.  [default: by scheme]")
+        str | None, typer.Option(help=f"Format of OUT: {', '.join(FORMATS)}.  [default: depends on the scheme]")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Quantize a BF16 checkpoint to int8, fp8 or int4, or convert one back to BF16. Resumes after an interruption.
 
-    Exit status: 0; 1 if IN cannot be converted; 2 for wrong use.
+    Exit status: 0 on success; 1 if IN cannot be converted; 2 for wrong usage.
     """
     request = requested(source, out, scheme, workers, device, ignore or [], format)
     errors, start = Console(stderr=True), time.perf_counter()

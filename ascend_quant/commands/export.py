@@ -24,9 +24,9 @@ def export(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="Output folder, created only when the export is complete.")
     ],
-    scheme: Annotated[str, typer.Option(help="Scheme of the exported weights, as in `convert`, or bf16.")],
+    scheme: Annotated[str, typer.Option(help="Scheme of the exported weights: one of `convert`'s, or bf16.")],
     hf_model: Annotated[
-        Path | None, typer.Option(help="Folder with config.json and tokenizer.  [default: beside the checkpoint]")
+        Path | None, typer.Option(help="Folder with config.json and tokenizer.  [default: next to the checkpoint]")
     ] = None,
     ignore: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Layer to leave in BF16, as in `convert`. Repeatable.")
@@ -35,10 +35,10 @@ def export(
 ) -> None:
     """Turn a training checkpoint (Megatron torch_dist, verl FSDP shards) into a Hugging Face model, BF16 or quantized.
 
-    Nothing that a checkpoint's pickles name is run. The config.json must be that of the model that was trained: names,
-    shapes and dtypes are compared with it, but no shape tells 4 heads of 32 from 8 heads of 16.
+    Pickles are read without executing code. The config.json must be the trained model's. Names, shapes and dtypes are
+    checked against it, but shapes cannot distinguish 4 heads of size 32 from 8 heads of size 16.
 
-    Exit status: 0; 1 if the checkpoint cannot be exported; 2 for wrong use.
+    Exit status: 0 on success; 1 if the checkpoint cannot be exported; 2 for wrong usage.
     """
     from rich.console import Console
 

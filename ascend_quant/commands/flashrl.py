@@ -19,20 +19,24 @@ DEFAULT_CONFIG = Path("~/.flashrl_config.yaml")
 
 
 def setup(
-    columns: Annotated[list[str] | None, typer.Argument(help="More keys, as key=value; the values are YAML.")] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="W8A8 model: for FlashRL, not loaded here.")
+    columns: Annotated[
+        list[str] | None, typer.Argument(help="Additional keys, as key=value; values are parsed as YAML.")
     ] = None,
-    profile: Annotated[str | None, typer.Option("--profile", "-p", help="What `profile` wrote, or FlashRL's.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="W8A8 model, for FlashRL only; ascend-quant does not load it.")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", "-p", help="Profile written by `profile` or by FlashRL.")
+    ] = None,
     fn: Annotated[str, typer.Option(help="int8, fp8, bf16, or another of FlashRL's functions.")] = "int8",
     config_output: Annotated[Path, typer.Option("--config-output", "-o", help="YAML file to write.")] = DEFAULT_CONFIG,
     append: Annotated[
         bool,
-        typer.Option(
-            "--append", "-a", help="Add one more replica to an existing file, to mix quantized and BF16 ones."
-        ),
+        typer.Option("--append", "-a", help="Add a replica to an existing file, to mix quantized and BF16 replicas."),
     ] = False,
-    frozen_scales: Annotated[bool, typer.Option("--frozen-scales", help="Keep the profile's scales.")] = False,
+    frozen_scales: Annotated[
+        bool, typer.Option("--frozen-scales", help="Keep the profile's scales fixed during training.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
 ) -> None:
     """Write a config for FLASHRL_CONFIG, which FlashRL can read too, or add a replica to one."""
@@ -77,13 +81,14 @@ def cleanup(
     path: Annotated[
         Path | None, typer.Option("--path", "-p", help="File to clean.  [default: this environment's usercustomize.py]")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Remove FlashRL's patch: its lines in usercustomize.py, or the whole file if it has no others.
 
-    Configs stay: they work here.
+    Config files are kept, since ascend-quant reads them too.
 
-    Exit status: 0; 1 if something still imports flash_rl; 2 for wrong use, or a file that cannot be read or changed.
+    Exit status: 0 on success; 1 if something still imports flash_rl; 2 for wrong usage, or if a file cannot be read or
+    changed.
     """
     from ascend_quant.flashrl.usercustomize import clean, default_path
 

@@ -18,9 +18,10 @@ def mismatch(
     model: Annotated[str, typer.Argument(help="Folder or hub id of a BF16 model.")],
     scheme: Annotated[str, typer.Option(help=f"Scheme of the weights: {QUANTIZED}; bf16 measures the noise floor.")],
     prompts: Annotated[
-        Path | None, typer.Option(help="Text file with a prompt a line, or .jsonl or .parquet with a column `prompt`.")
+        Path | None,
+        typer.Option(help="Text file with one prompt per line, or .jsonl or .parquet with a `prompt` column."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens sampled a prompt.")] = 128,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens sampled per prompt.")] = 128,
     tokens: Annotated[
         int, typer.Option(min=1, help="Maximum total number of sampled tokens; prompts beyond it are dropped.")
     ] = 16384,
@@ -29,12 +30,14 @@ def mismatch(
     ] = None,
     kv_cache: Annotated[
         str,
-        typer.Option(help="The quantized engine's KV cache: auto (BF16), int8 or fp8; measured with it and without."),
+        typer.Option(
+            help="KV cache of the quantized engine: auto (BF16), int8 or fp8; its KL is also measured separately."
+        ),
     ] = "auto",
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1,
     gpu_memory_utilization: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="As in vLLM.  [default: vLLM's; scoring needs 4 GiB beside it]"),
+        typer.Option(min=0, max=1, help="Same as vLLM's; scoring needs 4 GiB more.  [default: vLLM's]"),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the report as JSON, with every token; the tables go to stderr.")
@@ -45,7 +48,7 @@ def mismatch(
 
     A quantized engine samples, and a BF16 engine scores the same tokens.
 
-    Exit status: 0; 1 if an engine failed; 2 for wrong use; 3 if the KL is above --fail-above.
+    Exit status: 0 on success; 1 if an engine failed; 2 for wrong usage; 3 if the KL is above --fail-above.
     """
     from rich.console import Console
 

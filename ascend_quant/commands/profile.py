@@ -31,14 +31,16 @@ class Function(str, Enum):
 
 def profile(
     quantized: Annotated[str, typer.Option("-q", "--quantized", help="Quantized model: a folder, or a hub id.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="File to write; .pt: in FlashRL's layout.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Output file; a .pt file has FlashRL's layout.")],
     model: Annotated[str, typer.Option("-m", "--model", help="BF16 model: a folder, or a hub id.")],
-    fn: Annotated[Function, typer.Option("--fn", help="As FlashRL has it; fp8 needs no profile here.")] = Function.int8,
+    fn: Annotated[
+        Function, typer.Option("--fn", help="Quantization function, by FlashRL's name; fp8 needs no profile.")
+    ] = Function.int8,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Compare a BF16 model with its quantized version, and save the scales and smoothing factors between them.
 
-    Exit status: 0; 1 if the two cannot be profiled; 2 for wrong use.
+    Exit status: 0 on success; 1 if the two models cannot be compared; 2 for wrong usage.
     """
     files = [output] if output.suffix == ".pt" or not output.name else [output, *files_of(output)]
     if said := next(filter(None, map(why_no_file, files)), None):

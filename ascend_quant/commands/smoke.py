@@ -19,13 +19,14 @@ def smoke(
         Device | None, typer.Option(help="Device to test.  [default: the first of npu, cuda, cpu that is available]")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="A probe or a group: operators, engine; repeatable.  [default: all]")
+        list[str] | None,
+        typer.Option(help="Run only this probe or group (operators, engine); repeatable.  [default: all]"),
     ] = None,
     checkpoints: Annotated[
         tuple[Path, Path] | None,
         typer.Option(
             metavar="<start> <then>",
-            help="Folders of two BF16 checkpoints of one model for the engine.  [default: a small model made here]",
+            help="Two BF16 checkpoint folders of one model, for the engine probes.  [default: a small generated model]",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the JSON to this file after each probe.")] = None,
@@ -33,9 +34,9 @@ def smoke(
 ) -> None:
     """Test this device: operators against the reference, and a refitted engine against a fresh one.
 
-    ./run.sh smoke of a checkout or an image also trains, and continues if a probe ends its process.
+    In a checkout or an image, ./run.sh smoke also trains a model, and continues if a probe crashes.
 
-    Exit status: 0 where all that applies passed; 1 where a probe failed; 2 for wrong use.
+    Exit status: 0 if all applicable probes passed; 1 if a probe failed; 2 for wrong usage.
     """
     from rich.console import Console
 

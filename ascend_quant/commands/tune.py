@@ -23,17 +23,21 @@ def tune(
         list[str] | None,
         typer.Option(help="Layer shape on one GPU: N,K of a linear layer, or EXPERTS,WIDTH,HIDDEN,TOP. Repeatable."),
     ] = None,
-    batch: Annotated[str, typer.Option(help="Numbers of tokens; others take the next larger one's kernel.")] = BATCHES,
-    seconds: Annotated[float, typer.Option(help="Time for all; run again for what was not reached.")] = 600,
-    again: Annotated[bool, typer.Option("--again", help="Also what the file has already.")] = False,
-    out: Annotated[Path | None, typer.Option(help="File to write; engines read the default, in ~/.cache.")] = None,
+    batch: Annotated[
+        str, typer.Option(help="Token counts to tune; other counts use the next larger one's kernel.")
+    ] = BATCHES,
+    seconds: Annotated[
+        float, typer.Option(help="Time limit in total; the next run continues where this one stopped.")
+    ] = 600,
+    again: Annotated[bool, typer.Option("--again", help="Re-tune shapes that the file already has.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Output file; engines read the default one, in ~/.cache.")] = None,
 ) -> None:
     """Benchmark the available int8 kernels for given layer shapes on this NVIDIA GPU, and save the fastest.
 
-    Engines started later use them. Without --shape: the layers of Qwen2.5-7B, 32B and Qwen3-30B-A3B.
+    Engines started later use them. Without --shape, the layers of Qwen2.5-7B, 32B and Qwen3-30B-A3B are tuned.
 
-    Exit status: 0; 1 where no kernel computed a product rightly; 2 for wrong use or without an NVIDIA GPU; 3 where
-    time ran out (what is measured is kept, and the next run goes on).
+    Exit status: 0 on success; 1 if no kernel computed a product correctly; 2 for wrong usage or without an NVIDIA GPU;
+    3 if time ran out (results are kept, and the next run continues).
     """
     import torch
 

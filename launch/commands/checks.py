@@ -33,9 +33,9 @@ def doctor(
     out: Annotated[str | None, typer.Option(help="With --recipe: as for train.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Look for what would stop a run, with a fix for each finding. Changes nothing.
+    """Check for problems that would stop a run, and print a fix for each. Nothing is changed.
 
-    Exit status: 0 where all is well, or warnings only; 1 where an error was found; 2 for wrong use.
+    Exit status: 0 if there are no errors (warnings are allowed); 1 if an error was found; 2 for wrong usage.
     """
     from rich.console import Console
 
@@ -73,42 +73,42 @@ def smoke(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write the JSON to this file after each part; if it holds a run that stopped, continue that run.  "
-            f"[default: {DEFAULT}, or print it where that cannot be written]"
+            help="Write the JSON to this file after each part; an unfinished run in it is continued.  "
+            f"[default: {DEFAULT}, or stdout if that cannot be written]"
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON; write a file only with --out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON; a file is written only with --out.")] = False,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 3,
-    minutes: Annotated[float, typer.Option(min=1, help="Time limit; the same command then continues.")] = 60,
+    minutes: Annotated[float, typer.Option(min=1, help="Time limit; running the same command again continues.")] = 60,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="doctor, train, or a probe or group of ascend-quant smoke, as engine, tried anew; repeatable.  "
-            "[default: all]"
+            help="Run only this part, again if it has a result: doctor, train, or a probe or group of ascend-quant "
+            "smoke (such as engine). Repeatable.  [default: all]"
         ),
     ] = None,
     read: Annotated[
         list[Path] | None,
         typer.Option(
             "--read",
-            help="Run nothing: show what this JSON from a run on NPUs says, a line each probe; repeatable, for runs on "
-            "one device and on several.",
+            help="Run nothing; print the results in this JSON of a run on NPUs, one line per probe. Repeatable, to "
+            "combine runs on one device and on several.",
         ),
     ] = None,
     write: Annotated[
         bool,
         typer.Option(
             "--write",
-            help="Write what --read says into docs/ascend.md, in both languages; without --read, all as not run.",
+            help="Write the results of --read into docs/ascend.md and its Chinese page; without --read, none.",
         ),
     ] = False,
 ) -> None:
-    """Does it work here? The doctor, operators, three training steps, a refitted engine: one JSON file to send back.
+    """Test this machine: doctor, operators, three training steps and a refitted engine. The results go into one JSON.
 
-    Tests the stack named by ASCEND_QUANT_STACK (set in our images; default: cpu).
+    ASCEND_QUANT_STACK names the stack to test (set in our images; default: cpu).
 
-    Exit status: 0 where all that applies passed; 1 where something failed; 2 for wrong use; 3 where time ran out. With
-    --read: 0 where every probe passed; 1 where one failed; 3 where none did, and some have not run.
+    Exit status: 0 if all applicable parts passed; 1 if a part failed; 2 for wrong usage; 3 if time ran out. With
+    --read: 0 if every probe passed; 1 if a probe failed; 3 if none failed but some have not run.
     """
     if read or write:
         _read(read or [], write, as_json)

@@ -19,7 +19,7 @@ Changes = Annotated[
 ]
 DataOption = Annotated[
     str | None,
-    typer.Option(help="Folder of the data sets on the hosts, or the files themselves: TRAIN or TRAIN,VALIDATION."),
+    typer.Option(help="Folder of the data sets on the hosts, or the files: TRAIN or TRAIN,VALIDATION."),
 ]
 DATA_FILES = (".parquet", ".json", ".jsonl")  # what verl reads
 recipe_app = typer.Typer(no_args_is_help=True, help="What can be trained: recipes in configs/recipes.")
@@ -93,9 +93,9 @@ def list_recipes(as_json: Annotated[bool, typer.Option("--json", help="Print the
 @recipe_app.command("show")
 def show_recipe(
     name: RecipeName,
-    model: Annotated[str | None, typer.Option(help="Folder of the model.  [default: its id on the hub]")] = None,
+    model: Annotated[str | None, typer.Option(help="Folder of the model.  [default: its hub id]")] = None,
     data: DataOption = None,
-    out: Annotated[str | None, typer.Option(help="Folder of the result.  [default: runs/<name>]")] = None,
+    out: Annotated[str | None, typer.Option(help="Output folder.  [default: runs/<name>]")] = None,
     changes: Changes = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the recipe and what it expands to, as JSON.")] = False,
 ) -> None:
@@ -113,17 +113,17 @@ def show_recipe(
 
 
 def data(
-    name: Annotated[DataName, typer.Argument(help="The data set.")],
+    name: Annotated[DataName, typer.Argument(help="Name of the data set.")],
     source: Annotated[
-        str | None, typer.Option("--from", help="Folder of a copy, as it was downloaded.  [default: from the hub]")
+        str | None, typer.Option("--from", help="Folder of a downloaded copy.  [default: download from the hub]")
     ] = None,
-    target: Annotated[str, typer.Option("--to", help="Folder of the data sets.")] = "data",
+    target: Annotated[str, typer.Option("--to", help="Folder that holds the data sets.")] = "data",
 ) -> None:
-    """Prepare a data set: Parquet files for verl, from a local copy or from the hub.
+    """Prepare a data set as Parquet files for verl, from a local copy or from the hub.
 
-    Files of your own need none of this: ./run.sh train RECIPE --data TRAIN.parquet,VALIDATION.parquet
+    Your own files need no preparation: ./run.sh train RECIPE --data TRAIN.parquet,VALIDATION.parquet
 
-    Exit status: 0; 1 if the data are not available, or differ from what is published under that name; 2 for wrong use.
+    Exit status: 0 on success; 1 if the data set is not available, or differs from the published one; 2 for wrong usage.
     """
     from rich.console import Console
     from rich.progress import TaskID

@@ -27,33 +27,37 @@ NOT_FORMED = 3  # a host would stop, or cannot be asked
 def train(
     recipe: RecipeName,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="-- OVERRIDES", help="Settings of verl, over the recipe's: key=value.")
+        list[str] | None,
+        typer.Argument(metavar="-- OVERRIDES", help="verl settings that override the recipe's, as key=value."),
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="An inventory's name, or the path of a .yaml file.  [default: this machine]")
     ] = None,
     changes: Changes = None,
     model: Annotated[
-        str | None, typer.Option(help="Folder of the model on the hosts, or an id of the hub.  [default: the recipe's]")
+        str | None, typer.Option(help="Folder of the model on the hosts, or a hub id.  [default: the recipe's]")
     ] = None,
     data: DataOption = None,
     out: Annotated[
         str | None,
-        typer.Option(help="Checkpoint folder, by its path on the hosts.  [default: runs/<run> on shared storage]"),
+        typer.Option(help="Output folder on the hosts, with the checkpoints.  [default: runs/<run> on shared storage]"),
     ] = None,
     restart: Annotated[
-        int, typer.Option(min=0, help="Restarts from the last checkpoint after a failure, at most.")
+        int, typer.Option(min=0, help="Maximum number of restarts from the last checkpoint after a failure.")
     ] = 0,
     on_this_node: Annotated[
-        bool, typer.Option("--on-this-node", help="This host's part only: run the same command on every host.")
+        bool, typer.Option("--on-this-node", help="Start only this host's part; run the same command on every host.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done on each host, and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: as JSON.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done on each host, and exit.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run, print JSON.")] = False,
 ) -> None:
     """Train a recipe with verl on a Ray cluster of its own.
 
-    Exit status: 0 done; 1 if the run failed: the last lines name the cause; 2 for wrong use, or settings that verl
-    refuses; 3 if the cluster did not form, with --dry-run: a host would stop, or was not asked; 130 after Ctrl-C.
+    Exit status: 0 on success; 1 if the run failed (the last lines name the cause); 2 for wrong usage, or settings that
+    verl refuses; 3 if the cluster did not form (with --dry-run: if a check on a host failed, or a host could not be
+    checked); 130 after Ctrl-C.
     """
     from launch import LaunchError
     from launch.cluster.run import run
@@ -141,7 +145,7 @@ def demo(
     arms: Annotated[
         str | None,
         typer.Option(
-            help="Rollouts to compare, with commas: a scheme, a scheme-qat, a scheme-uncorrected (no importance "
+            help="Comma-separated rollouts to compare: SCHEME, SCHEME-qat, SCHEME-uncorrected (no importance "
             "weights), or int8-exact.  [default: bf16,int8]"
         ),
     ] = None,
@@ -152,12 +156,12 @@ def demo(
             help="Compare int8-exact, whose trainer computes the engine's policy bit for bit, with int8 and bf16.",
         ),
     ] = False,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Training steps of each arm.  [default: the recipe's]")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seeds the weights, the data and the sampling.")] = 0,
-    out: Annotated[str | None, typer.Option(help="Folder of the result.  [default: runs/<time>]")] = None,
-    model: Annotated[Model, typer.Option(help="Its architecture, of 0.3 M parameters.")] = Model.dense,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps per arm.  [default: the recipe's]")] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="Seed of the weights, the data and the sampling.")
+    ] = 0,
+    out: Annotated[str | None, typer.Option(help="Output folder.  [default: runs/<time>]")] = None,
+    model: Annotated[Model, typer.Option(help="Architecture of the model, which has 0.3 M parameters.")] = Model.dense,
 ) -> None:
     """Train a small model with verl and vLLM on this CPU, with BF16 and with INT8 rollouts, and compare."""
     from rich.console import Console
@@ -207,7 +211,7 @@ def demo_arms(arms: str | None, exact: bool) -> tuple[str, ...]:
 
 def stop(
     run: Annotated[
-        str | None, typer.Argument(help="The run's id, or its folder, as runs/RUN.  [default: the one that runs]")
+        str | None, typer.Argument(help="The run's id, or its folder (runs/RUN).  [default: the active run]")
     ] = None,
 ) -> None:
     """Stop a run on all its hosts. Processes that do not belong to it are left alone."""

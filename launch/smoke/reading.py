@@ -16,7 +16,11 @@ ORDER = (FAILED, OK, NOT_APPLICABLE)  # of several files the first of these coun
 FASTER = {"speed.int8": ("speed.bf16", "speed.w8a8"), "speed.int8_4": ("speed.bf16_4",)}
 RATES, BYTES = "tokens/s by batch", "bytes of weights"
 PAGES = {  # the heads of the table, and what stands before it
-    "docs/ascend.md": ("| probe | on a device | seen |", "No device has run one yet.", "Read from: {}."),
+    "docs/ascend.md": (
+        "| probe | on a device | seen |",
+        "None of these probes has been run on a device yet.",
+        "Read from: {}.",
+    ),
     "docs/ascend.zh.md": ("| 探测 | 在设备上 | 所见 |", "还没有设备运行过其中任何一项。", "取自：{}。"),
 }
 

@@ -143,18 +143,18 @@ def _line(entry: Entry) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-TEXT = """Counted on tensors of the models' true sizes without memory: calls, bytes and waits, not times. A test fails
-when one grows (`tests/npu_host/test_cost.py`). What operators move inside, and which of them run on the AI CPU, is
-from CANN's sources (`tests/npu_host/cost_counter.py`).
+TEXT = """Calls, bytes and waits (not times) are counted on meta tensors of the models' true sizes. A test fails if one
+of them grows (`tests/npu_host/test_cost.py`). The bytes that operators move internally, and the operators that run on
+the AI CPU, are taken from CANN's sources (`tests/npu_host/cost_counter.py`).
 
-One refit after the first, from verl's buckets of 2 GiB, on one rank. Bytes are those of the operands, read and
-written, + what operators move inside. In parentheses: a layer.
+The table is for one refit after the first, from verl's buckets of 2 GiB, on one rank. Bytes are those of the operands,
+read and written, plus those that operators move internally. Numbers in parentheses are per layer.
 
 | model | calls | views | bytes an element | to the device, to the host | waits | AI CPU | work space, MiB | kept, MiB |
 |---|---|---|---|---|---|---|---|---|
 {totals}
 
-The work space is that of {chunk} Mi elements at a time ({first} Mi in the first load). What is kept is freed at the end
-of the refit. Not counted: verl's own copies, the first load, and the plain operators that replace a fused one that is
-missing or inexact (logged at the start).
+The work space is for {chunk} Mi elements at a time ({first} Mi in the first load). The buffers in the column `kept` are
+freed at the end of the refit. Not counted: verl's own copies, the first load, and the plain operators that replace a
+fused operator that is missing or inexact (logged at the start).
 """
