@@ -9,7 +9,7 @@ from itertools import groupby
 from launch.recipes import Recipe, load, names
 
 HEADS = {
-    "en": ("recipe", "`*` is", "devices", "stack", "GiB a device for the engine", "GiB of memory a host"),
+    "en": ("recipe", "`*` is", "devices", "stack", "engine memory per device, GiB", "memory per host, GiB"),
     "zh": ("recipe", "`*` 可为", "设备", "软件栈", "每设备分给引擎的 GiB", "每主机内存 GiB"),
 }
 VARIANT = re.compile(r"(?<=-)(?:bf16|int8)(?:-(?:ep|exact|kv8|r3))?(?=-|$)")

@@ -83,8 +83,8 @@ def smoke(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Run only this part, again if it has a result: doctor, train, or a probe or group of ascend-quant "
-            "smoke (such as engine). Repeatable.  [default: all]"
+            help="Run only this part, even if it already has a result: doctor, train, or a probe or group of "
+            "ascend-quant smoke (such as engine). Repeatable.  [default: all]"
         ),
     ] = None,
     read: Annotated[

@@ -50,7 +50,7 @@ def shown(recipe: Recipe, paths: Paths) -> str:
         *(f"{name + ':':<10} {value}" for name, value in zip(COLUMNS[1:], row(recipe)[1:], strict=True)),
         f"{'verl:':<10} {verl_of(recipe.stack).name}",
         f"{'data:':<10} {f'./run.sh data {recipe.data.name}' if recipe.data.name else recipe.data.train}",
-        f"{'memory:':<10} {recipe.memory.device} GiB a device, {recipe.memory.host} GiB a host (by arithmetic)",
+        f"{'memory:':<10} {recipe.memory.device} GiB per device, {recipe.memory.host} GiB per host (estimated)",
         f"{'ignored:':<10} {', '.join(recipe.rollout.ignore) or 'nothing but embeddings, lm_head, norms and routers'}",
         f"{'weights:':<10} {told(recipe)}",
     ]
