@@ -21,40 +21,42 @@ usage() {
   cat <<EOF
 usage: ./run.sh COMMAND [ARGUMENTS]
 
-  smoke [..]                    does it work here? operators, three training steps, a refitted engine: one JSON file
-  demo [..]                     RL with an engine re-quantized in place every step, on a laptop (demo --help:
-                                options)
+  smoke [..]                    test this machine: operators, three training steps and a refitted engine; writes one JSON
+  demo [..]                     RL on a laptop, with an engine that is re-quantized in place at every step (options:
+                                demo --help)
   test [-- ARGS ..]             check a change, in some 40 minutes on two cores: all groups without their long tests,
-                                but with those whose subject has changed since git's last merge base; ARGS go to pytest
-  test GROUP .. [-- ARGS ..]    whole groups: ${TEST_GROUPS[*]}; all: everything, as before a release
-                                (npu: the real torch_npu on host memory, in environments of its own. images
-                                and npu run beside cluster, where that is asked for too; unit and engine in two
-                                processes: -n 0 among ARGS for one)
-  test --list                   these groups, as a JSON list: the jobs of the nightly run
-  test gpu [-- ARGS ..]         what needs NVIDIA GPUs, with the PYTHON that has the stack cuda13 (docs/nvidia.md)
-  recipe list | show NAME [..]  what can be trained, and the verl command it expands to (recipe show --help: options)
-  train RECIPE [..] [-- ..]     train it on this machine, or with --cluster INVENTORY on its hosts; --dry-run shows the
-                                plan; what follows -- goes to verl (train --help: options)
+                                except for those whose subject has changed since the last merge base in git; ARGS are
+                                passed to pytest
+  test GROUP .. [-- ARGS ..]    run full groups: ${TEST_GROUPS[*]}; all: everything, as before a release
+                                (npu runs the real torch_npu on host memory, in separate environments. images and npu
+                                run in parallel with cluster, unit and engine in two processes; ARGS -n 0: in one)
+  test --list                   print these groups as a JSON list: the jobs of the nightly run
+  test gpu [-- ARGS ..]         run the tests that need NVIDIA GPUs, with a PYTHON that has stack cuda13 (docs/nvidia.md)
+  recipe list | show NAME [..]  list the recipes, or print the verl command of one (options: recipe show --help)
+  train RECIPE [..] [-- ..]     train a recipe on this machine, or with --cluster INVENTORY on its hosts; --dry-run shows
+                                the plan; arguments after -- are passed to verl (options: train --help)
   stop [RUN]                    stop a run on all its hosts, and nothing else
-  doctor [..]                   look for what would stop a run, here or with --cluster on its hosts, with fixes
+  doctor [..]                   report problems that would stop a run, with fixes; with --cluster, on all its hosts
   data NAME [..]                prepare gsm8k, dapo-math-17k or addition, from the hub or --from FOLDER, in --to FOLDER
-  bench refit [..]              what a refit costs beside the alternatives, on this CPU (bench refit --help: options)
-  bench rollout [..]            how fast engines generate, scheme beside scheme (on a GPU; --device cpu --models tiny: a try)
-  bench train [..]              how long a recipe's steps take, stage by stage, INT8 beside BF16 (--device cpu: a try)
-  bench sync [..]               how long a weight sync under verl takes, by what is sent, beside verl's own (two GPUs)
-  bench convert FOLDER [..]     how fast checkpoints are converted beside a copy, on the disk of FOLDER
-  bench study [..]              do policies with INT8 rollouts learn what those with BF16 rollouts learn? many real runs
-  lint                          the checks that CI runs: format, lint, imports, shell scripts, YAML
-  lint --contract RELEASE       does vllm==0.34.0 (or verl, vllm-ascend) still have what is used of it? nothing is installed
-  setup                         make the environment only, where VENV says and from the lock ASCEND_QUANT_LOCK
-  help, --version               this text; the version of this checkout
+  bench refit [..]              time refits and their alternatives, on this CPU (options: bench refit --help)
+  bench rollout [..]            compare the generation speed of schemes (on a GPU; to try it: --device cpu --models tiny)
+  bench train [..]              time the stages of a recipe's steps with INT8 and with BF16 (to try it: --device cpu)
+  bench sync [..]               time weight syncs with verl in each sending mode, and verl's own (two GPUs)
+  bench convert FOLDER [..]     time the conversion of checkpoints against a copy, on the disk of FOLDER
+  bench study [..]              compare what policies learn with INT8 and with BF16 rollouts, in many real trainings
+  lint                          run the checks of CI: format, lint, imports, shell scripts, YAML
+  lint --contract RELEASE       check that vllm==0.34.0 (or verl, vllm-ascend) still has all names that we use, without
+                                installing it
+  setup                         only create the environment, at VENV and from the lock ASCEND_QUANT_LOCK
+  help, --version               print this text, or the version of this checkout
 
-COMMAND --help prints a command's options. Every command but help, --version and test gpu first makes the environment
-from the lock: Python 3.11, gcc and libnuma are needed, nothing else. It is made once, and again when the lock changes.
+COMMAND --help prints a command's options. Every command except help, --version and test gpu first creates the
+environment from the lock, which needs only Python 3.11, gcc and libnuma. It is created once, and again if the lock
+changes.
 
-  VENV=DIR                where it is made, for this checkout alone (default: .venv beside run.sh)
-  ASCEND_QUANT_LOCK=FILE  another lock (default: docker/locks/cpu.txt); give it a VENV of its own
-  PYTHON=FILE             an interpreter that has the stack, to be used as it is: in an image, or on a host with NPUs or
+  VENV=DIR                folder of the environment of this checkout (default: .venv beside run.sh)
+  ASCEND_QUANT_LOCK=FILE  another lock (default: docker/locks/cpu.txt); use a separate VENV for it
+  PYTHON=FILE             an interpreter that has the stack, used without changes: in an image, or on a host with NPUs or
                           GPUs (default: the environment from the lock)
 EOF
 }

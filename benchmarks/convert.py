@@ -34,12 +34,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @app.command()
 def main(
-    folder: Annotated[Path, typer.Argument(help="Where files are written, in folders that go away again.")],
-    model: Annotated[str, typer.Option(help=f"Whose shapes: {', '.join(MODELS)}.")] = "qwen2.5-7b",
-    layers: Annotated[int, typer.Option(min=1, help="How many layers, one file each.")] = 4,
-    schemes: Annotated[str, typer.Option(help="With commas.")] = "int8,fp8,fp8_tensor,fp8_block,int4_g128",
-    rounds: Annotated[int, typer.Option(min=1, help="How often each method is timed.")] = 5,
-    out: Annotated[Path | None, typer.Option(help="Where every sample goes.")] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder for temporary files.")],
+    model: Annotated[str, typer.Option(help=f"Model whose shapes are used: {', '.join(MODELS)}.")] = "qwen2.5-7b",
+    layers: Annotated[int, typer.Option(min=1, help="Number of layers, with one file each.")] = 4,
+    schemes: Annotated[str, typer.Option(help="Comma-separated schemes.")] = "int8,fp8,fp8_tensor,fp8_block,int4_g128",
+    rounds: Annotated[int, typer.Option(min=1, help="Number of times that each method is timed.")] = 5,
+    out: Annotated[Path | None, typer.Option(help="File for all samples.")] = None,
 ) -> None:
     """Measure conversions on all cores. Exit status: 0; 2 for wrong use."""
     names = choices("--schemes", schemes, QUANTIZED)

@@ -32,17 +32,19 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @app.command()
 def main(
-    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
-    model: Annotated[str, typer.Option(help=f"With commas: {', '.join(MODELS)}.  [default: by device]")] = "",
-    layers: Annotated[int | None, typer.Option(help="Cut the models to so many layers.  [default: all]")] = None,
-    parts: Annotated[str, typer.Option(help=f"With commas: {', '.join(PARTS)}.")] = "kernels,engine",
+    device: Annotated[str, typer.Option(help="Device: cuda or cpu.")] = "cuda",
+    model: Annotated[
+        str, typer.Option(help=f"Comma-separated models: {', '.join(MODELS)}.  [default: depends on the device]")
+    ] = "",
+    layers: Annotated[int | None, typer.Option(help="Use only this many layers.  [default: all]")] = None,
+    parts: Annotated[str, typer.Option(help=f"Comma-separated parts: {', '.join(PARTS)}.")] = "kernels,engine",
     schemes: Annotated[
-        str, typer.Option(help=f"Of part engine, with commas: {', '.join(engine.SCHEMES)}.")
+        str, typer.Option(help=f"Comma-separated schemes of the part engine: {', '.join(engine.SCHEMES)}.")
     ] = "bf16,fp8-vllm,int8",
-    rounds: Annotated[int, typer.Option(min=1, help="How often each method is timed.")] = 7,
-    ranks: Annotated[int, typer.Option(min=1, help="GPUs of an engine.")] = 1,
-    expert_parallel: Annotated[bool, typer.Option(help="Deal experts out whole.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Where every sample goes; written after each step.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of times that each method is timed.")] = 7,
+    ranks: Annotated[int, typer.Option(min=1, help="Number of GPUs per engine.")] = 1,
+    expert_parallel: Annotated[bool, typer.Option(help="Use expert parallelism.")] = False,
+    out: Annotated[Path | None, typer.Option(help="File for all samples; written after each step.")] = None,
 ) -> None:
     """Measure refits and their alternatives on the same tensors.
 

@@ -26,28 +26,30 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @app.command()
 def main(
-    models: Annotated[str, typer.Option(help=f"With commas: {', '.join(SHORT)}.")] = "7b,32b,30b-a3b",
+    models: Annotated[str, typer.Option(help=f"Comma-separated models: {', '.join(SHORT)}.")] = "7b,32b,30b-a3b",
     schemes: Annotated[
         str,
-        typer.Option(help=f"With commas: {', '.join(SCHEMES)}.  [default: all; with --context {', '.join(LONG)}]"),
+        typer.Option(
+            help=f"Comma-separated schemes: {', '.join(SCHEMES)}.  [default: all; with --context {', '.join(LONG)}]"
+        ),
     ] = "",
-    batch: Annotated[str, typer.Option(help="Sequences at a time, with commas.")] = "64,256",
-    prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 256,
-    answer: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 512,
+    batch: Annotated[str, typer.Option(help="Comma-separated batch sizes.")] = "64,256",
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 256,
+    answer: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 512,
     context: Annotated[
-        str, typer.Option(help="Decode at such lengths in the mean, with commas: 1k,8k,30k; in place of --prompt.")
+        str, typer.Option(help="Decode at these comma-separated mean lengths (1k,8k,30k), instead of --prompt.")
     ] = "",
     kv_cache: Annotated[
-        str, typer.Option(help=f"With --context, of quantized weights; with commas: {', '.join(CACHES)}.")
+        str, typer.Option(help=f"With --context: comma-separated KV caches for quantized weights: {', '.join(CACHES)}.")
     ] = "auto,int8,fp8",
-    repeats: Annotated[int, typer.Option(min=1, help="Engines of each scheme, in rotated order.")] = 2,
-    layers: Annotated[int | None, typer.Option(help="Cut the models to so many layers.  [default: all]")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Engines per scheme, in rotated order.")] = 2,
+    layers: Annotated[int | None, typer.Option(help="Use only this many layers.  [default: all]")] = None,
     memory: Annotated[
         float | None,
-        typer.Option(min=0.05, max=1, help="Share of a GPU that an engine takes.  [default: vLLM's own]"),
+        typer.Option(min=0.05, max=1, help="Fraction of a GPU's memory that an engine uses.  [default: vLLM's own]"),
     ] = None,
-    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
-    out: Annotated[Path | None, typer.Option(help="Where every sample goes; written after each engine.")] = None,
+    device: Annotated[str, typer.Option(help="Device: cuda or cpu.")] = "cuda",
+    out: Annotated[Path | None, typer.Option(help="File for all samples; written after each engine.")] = None,
 ) -> None:
     """Generate with random weights of true shapes in real vLLM engines.
 

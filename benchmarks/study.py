@@ -143,12 +143,12 @@ class Cell:
 
 @app.command()
 def main(
-    arms: Annotated[str, typer.Option(help=f"With commas: {', '.join(ARMS)}.")] = ",".join(ARMS),
-    rates: Annotated[str, typer.Option(help="Learning rates, with commas.")] = "1e-4,1e-5,1e-6",
-    seeds: Annotated[str, typer.Option(help="With commas.")] = "0,1",
-    steps: Annotated[int | None, typer.Option(min=2, help="Of each training.  [default: the recipe's]")] = None,
-    seconds: Annotated[int, typer.Option(min=1, help="Of one training, the start included.")] = 3600,
-    folder: Annotated[Path, typer.Option(help="Where models, logs and what is done stay.")] = Path("runs/study"),
+    arms: Annotated[str, typer.Option(help=f"Comma-separated arms: {', '.join(ARMS)}.")] = ",".join(ARMS),
+    rates: Annotated[str, typer.Option(help="Comma-separated learning rates.")] = "1e-4,1e-5,1e-6",
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0,1",
+    steps: Annotated[int | None, typer.Option(min=2, help="Steps per training.  [default: the recipe's]")] = None,
+    seconds: Annotated[int, typer.Option(min=1, help="Time limit of one training, including its start.")] = 3600,
+    folder: Annotated[Path, typer.Option(help="Folder for models, logs and finished trainings.")] = Path("runs/study"),
 ) -> None:
     """Train the cells of a grid one after another; those that lie in the folder are not trained again.
 

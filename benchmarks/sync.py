@@ -98,21 +98,21 @@ def main(
     arms: Annotated[
         str,
         typer.Option(
-            help="What is sent to INT8 engines, with commas: bf16, int8 (codes), delta (what has changed); "
-            "plain: verl's own BF16.  [default: bf16,int8 and what else there is]"
+            help="Comma-separated ways to send weights to INT8 engines: bf16, int8, delta (changed bytes); "
+            "plain: verl's own BF16.  [default: all available ones]"
         ),
     ] = "",
-    answer: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 16,
-    prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 12,
-    gpus: Annotated[int, typer.Option(min=1, help="Devices of this machine.")] = 2,
-    engines: Annotated[int, typer.Option(min=0, help="Of them, that only generate; 0: all train and generate.")] = 0,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices of an engine.")] = 1,
-    steps: Annotated[int, typer.Option(min=SETTLED + 1, help="Of each training; a sync follows each.")] = 5,
+    answer: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 16,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 12,
+    gpus: Annotated[int, typer.Option(min=1, help="Number of devices to use.")] = 2,
+    engines: Annotated[int, typer.Option(min=0, help="Devices that only generate; 0: all train and generate.")] = 0,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="Tensor-parallel size of an engine.")] = 1,
+    steps: Annotated[int, typer.Option(min=SETTLED + 1, help="Steps per training; each is followed by a sync.")] = 5,
     changes: train_options.Changes = None,
     seconds: train_options.Seconds = 900,
     device: train_options.Device = "cuda",
-    folder: Annotated[Path, typer.Option(help="Where models and logs stay.")] = Path("runs/bench-sync"),
-    out: Annotated[Path | None, typer.Option(help="Where every step goes; written after each training.")] = None,
+    folder: Annotated[Path, typer.Option(help="Folder for models and logs.")] = Path("runs/bench-sync"),
+    out: Annotated[Path | None, typer.Option(help="File for all steps; written after each training.")] = None,
 ) -> None:
     """Train a recipe a few short steps with random weights of its true shape, and time each weight sync.
 

@@ -19,16 +19,17 @@ from launch.recipes import load
 RECIPE = {"cuda": "qwen2.5-7b-int8-gsm8k-h100", "cpu": "addition-int8"}
 
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="-- OVERRIDES", help="Settings of verl, over the recipe's: key=value.")
+    list[str] | None,
+    typer.Argument(metavar="-- OVERRIDES", help="verl settings that override the recipe's, as key=value."),
 ]
-Recipe = Annotated[str, typer.Option(help="Which one.  [default: by device]")]
-Model = Annotated[str, typer.Option(help=f"Its shape: {', '.join(SHORT)}.  [default: the recipe's]")]
-Layers = Annotated[int | None, typer.Option(help="Cut the model to so many layers.  [default: all]")]
+Recipe = Annotated[str, typer.Option(help="Recipe to train.  [default: depends on the device]")]
+Model = Annotated[str, typer.Option(help=f"Model shape: {', '.join(SHORT)}.  [default: the recipe's]")]
+Layers = Annotated[int | None, typer.Option(help="Use only this many layers.  [default: all]")]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the recipe; repeatable.")
 ]
-Seconds = Annotated[int, typer.Option(min=1, help="Of one training, its start included.")]
-Device = Annotated[str, typer.Option(help="cuda or cpu.")]
+Seconds = Annotated[int, typer.Option(min=1, help="Time limit of one training, including its start.")]
+Device = Annotated[str, typer.Option(help="Device: cuda or cpu.")]
 
 
 def ready(arms: Sequence[Arm], folder: Path) -> Path:

@@ -12,7 +12,12 @@ from launch.contract.check import OTHERS, read
 
 
 def main(
-    what: Annotated[str, typer.Argument(help="vllm==0.34.0, vllm (the newest), or a folder that has it unpacked.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="A release, as vllm==0.34.0; vllm for the newest one; or a folder with the unpacked release."
+        ),
+    ],
 ) -> None:
     """Read whether a release of vLLM, vllm-ascend or verl still has what is used of it; nothing of it is installed.
 
