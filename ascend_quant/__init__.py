@@ -1,7 +1,7 @@
 """In-place re-quantization of rollout weights for reinforcement learning of language models.
 
-BF16 weights leave the trainer, arrive in the inference engine bucket by bucket, and are quantized straight into
-resident buffers whose addresses never change. Importing this package needs torch alone.
+The trainer sends BF16 weights to the inference engine in buckets, and a refit quantizes them directly into resident
+    buffers whose addresses never change. Importing this package needs only torch.
 """
 
 __version__ = "0.1.0"

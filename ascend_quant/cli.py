@@ -1,4 +1,4 @@
-"""`ascend-quant`: the commands around an engine that is re-quantized in place; FlashRL's keep its names and flags."""
+"""The command line `ascend-quant`; the commands that come from FlashRL keep its names and flags."""
 
 from typing import Annotated
 

@@ -1,6 +1,6 @@
-"""The program `ascend-quant`: starts its commands, or says in one line what they need that is not installed.
+"""Entry point of `ascend-quant`: run a command, or name the missing dependency in one line.
 
-The package itself needs torch and numpy alone, as it is installed beside an engine that has chosen everything else.
+The package itself depends only on torch and numpy, since the engine's environment determines all other versions.
 """
 
 import sys

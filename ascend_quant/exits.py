@@ -1,4 +1,4 @@
-"""How commands end: the names of their exit statuses, and the one way to end with a message in place of a traceback."""
+"""Exit statuses of commands, and the helper that exits with a message instead of a traceback."""
 
 import sys
 from typing import NoReturn

@@ -1,4 +1,4 @@
-"""Layers by their names, alike wherever weights are quantized: in engines, in training and in checkpoints.
+"""Layer names and ignore patterns, with the same meaning in engines, in training and in checkpoints.
 
     checkpoint, trainer                                           engine (vLLM)
     self_attn.q_proj, k_proj, v_proj                              self_attn.qkv_proj

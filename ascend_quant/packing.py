@@ -1,4 +1,4 @@
-"""Attention within each sequence of a packed or padded micro-batch, and where these sequences lie.
+"""Sequence boundaries of a packed or padded micro-batch, for attention within each sequence.
 
 Shape suffixes: B rows of a batch, S tokens of a row, T tokens of all sequences, N sequences, H heads, D head dimension.
 """

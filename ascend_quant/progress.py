@@ -1,4 +1,4 @@
-"""How far a command is: rich's bars on a terminal, and a line now and then where there is none (a log, a pipe, CI)."""
+"""Progress of a command: rich's progress bars on a terminal, otherwise (log, pipe, CI) a line from time to time."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

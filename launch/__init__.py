@@ -1,7 +1,7 @@
 """Launching: the demo on a laptop and training on clusters.
 
-Talks to ascend_quant through commands and files; of its modules it knows the schemes' names alone. It is never
-installed: what it reads (configs/, docker/) lies beside it, in a checkout or where an image has put it.
+It uses ascend_quant through commands and files, and imports only the schemes' names. It is never installed: it reads
+    configs/ and docker/ next to it, in a checkout or in an image.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""Why a run failed, as its last lines tell it: the exception, the process that raised it, and its line in the log.
+"""The cause of a failed run, from the end of its log: the exception, its process, and its line in the log.
 
 Ray repeats a remote traceback below `ray::Actor.method() (pid=7, ip=..)`, and puts `(name pid=7, ip=..)` before lines
-of other processes. An exception that merely follows from another process's end is told where there is no other.
+of other processes. An exception that merely follows from another process's end is reported only if there is no other.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""A command in a process of its own, with a time limit, and how it ended.
+"""Run a command in a process of its own, with a time limit.
 
-Whatever the process has started has ended when it returns.
+When it returns, all processes that the command started have ended.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The environment variables of a run: the table of those that a launch sets, and what users set over it.
+"""The environment variables of a run: the table of those that a launch sets, and what overrides it.
 
     table < recipe < inventory < host (of the inventory) < shell
 

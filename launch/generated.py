@@ -1,4 +1,4 @@
-"""Sections of pages that commands write, between two marks; what is around them people write."""
+"""Generated sections of hand-written pages, between two markers."""
 
 from pathlib import Path
 

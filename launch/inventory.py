@@ -1,4 +1,4 @@
-"""Inventories: on which machines a run takes place; from configs/clusters/NAME.yaml, or this machine alone.
+"""Inventories: the machines of a run, from configs/clusters/NAME.yaml, or only this machine.
 
 A host is named by an IP address or a host name. Where the fields of a file are valid one by one, `problems` says what
 does not go together, and what to write instead.

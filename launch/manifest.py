@@ -1,6 +1,6 @@
 """The manifest of an image, read from within: `docker run IMAGE python -m launch.manifest` prints it as JSON.
 
-Without dates and in order, so that two builds of a commit print the same. Nothing that is looked at is imported.
+It is sorted and has no dates, so two builds of a commit print the same. No listed package is imported.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The model of a run: a folder on every host, or an id of the hub; and what would stop the run about it.
+"""The model of a run: a folder on every host, or an id of the hub; with checks of what would stop the run.
 
 verl and vLLM find out minutes after the start, the engine only when the trainer has loaded its weights.
 """

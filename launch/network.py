@@ -1,6 +1,6 @@
 """The network interface (NIC) of a host, for NCCL_SOCKET_IFNAME and HCCL_SOCKET_IFNAME, and its Ray's ports.
 
-Runs on the host itself; every error names what there is.
+It runs on the host itself; every error lists the NICs that exist.
 
 A host has several NICs and a NIC several addresses: the address of the inventory decides, and the NIC follows from it.
 A name is resolved on the host. Debian maps a host's own name to 127.0.1.1, which leads nowhere from other hosts.

@@ -1,4 +1,4 @@
-"""The documents: what `python -m launch.pages` writes of them, and mkdocs' hook.
+"""Generated documentation: the pages that `python -m launch.pages` writes, and the hook of mkdocs.
 
 It writes docs/cli.md, from the commands' own help, and the table of docs/recipes.md that is made of the recipes.
 

@@ -1,4 +1,4 @@
-"""Folders and files that are the caller's alone: no other user reads them, and none can have put them there."""
+"""Private folders and files: no other user can read them or could have created them."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""Other processes: asking a program within a limit of time, and ending exactly what a training run has started.
+"""Subprocesses: run a program with a timeout, and end exactly the processes that a training run has started.
 
 Ray's daemons leave the process group and may outlive their parent, so every descendant is remembered when seen, and
 so is the shared memory it maps: vLLM's stays in /dev/shm when Ray kills the engine at the end of a run, and verl's if

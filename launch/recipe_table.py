@@ -1,4 +1,4 @@
-"""The table of docs/recipes.md and docs/recipes.zh.md: a row for the recipes that differ in how they roll out alone.
+"""The table of docs/recipes.md and docs/recipes.zh.md: one row for recipes that differ only in their rollout.
 
 `python -m launch.pages` makes it of the recipes. docs/low_precision.md has those that roll out in FP8 or INT4.
 """

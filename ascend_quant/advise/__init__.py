@@ -1,4 +1,4 @@
-"""Does an INT8 rollout pay? A roofline of one model and one engine with BF16 and INT8 weights, by arithmetic alone.
+"""Roofline estimate of the INT8 rollout speedup: one model on one engine, with BF16 and with INT8 weights.
 
 model.py     sizes from a config.json, bytes of the weights and of the KV cache on one device, an engine's load
 roofline.py  devices, on those that were measured the time of a decode step and of a rollout, and what follows from it

@@ -1,7 +1,7 @@
 """A decoder's sizes, from its config.json, and the load of one engine, which a recipe may give, for `advise`.
 
-Known are decoders with full attention in which heads share keys and values (GQA), dense or with experts in every layer.
-A size that had to be guessed would be believed, so all else is refused.
+Supported are decoders with full attention and GQA, dense or with experts in every layer. Other models are refused,
+    since a guessed size would look like a fact.
 """
 
 import re

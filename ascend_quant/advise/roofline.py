@@ -1,4 +1,4 @@
-"""The roofline of a rollout: an operator takes the larger of its memory and its compute time, and its kernels' starts.
+"""Roofline model of a rollout: an operator takes the larger of its memory and compute time, plus launch overhead.
 
     seconds = max(bytes / (bandwidth * fraction), operations / rate) + starts
 

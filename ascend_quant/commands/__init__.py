@@ -1,1 +1,1 @@
-"""The commands of `ascend-quant`, and tune.py, which is run by itself: options and what they print, a module each."""
+"""The subcommands of `ascend-quant`, one module each: options and output. tune.py is run as a module of its own."""

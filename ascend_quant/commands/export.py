@@ -1,4 +1,4 @@
-"""`ascend-quant export`: what a trainer has saved, as a checkpoint that engines load."""
+"""`ascend-quant export`: convert a trainer's checkpoint to one that engines load."""
 
 import json
 import shutil

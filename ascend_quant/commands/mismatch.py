@@ -1,4 +1,4 @@
-"""`ascend-quant mismatch`: before training, how far the quantized policy is from the BF16 one."""
+"""`ascend-quant mismatch`: measure, before training, how far the quantized policy is from the BF16 one."""
 
 import json
 from pathlib import Path

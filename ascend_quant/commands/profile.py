@@ -1,4 +1,4 @@
-"""`ascend-quant profile`: compare a BF16 and a quantized checkpoint, write how one becomes the other."""
+"""`ascend-quant profile`: compare a BF16 and a quantized checkpoint and write the smoothing profile between them."""
 
 import json
 from enum import Enum

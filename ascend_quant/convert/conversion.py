@@ -1,4 +1,4 @@
-"""A conversion from beginning to end, such as BF16 to compressed-tensors: read, plan, check, write, publish OUT."""
+"""A whole conversion, such as BF16 to compressed-tensors: read, plan, check, write, then rename to OUT."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

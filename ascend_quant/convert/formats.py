@@ -1,4 +1,4 @@
-"""A quantized checkpoint as each format has it: the tensors of a layer, and what config.json says about them.
+"""Checkpoint formats: the tensors of a quantized layer, and the quantization_config in config.json.
 
 compressed-tensors   weight, weight_scale; int4: weight_packed, weight_scale, weight_shape. As vLLM 0.28 reads them in
                      layers/quantization/compressed_tensors/schemes.
@@ -7,7 +7,7 @@ fp8                  weight, weight_scale_inv: DeepSeek's layout, as vLLM reads 
 modelslim            weight, weight_scale, weight_offset, as vllm-ascend 0.23 reads them in
                      quantization/methods/w8a8_dynamic.py.
 
-Which of them hold a scheme, and in what tensors, stands in its file in `schemes/`.
+A scheme's file in `schemes/` says which formats can store it, and in which tensors.
 """
 
 from collections.abc import Sequence, Set

@@ -1,7 +1,8 @@
-"""FP8 weights of a checkpoint, their codes and scales.
+"""FP8 weights of a checkpoint, with their scales.
 
-Read are float8_e4m3fn weights with one scale, one per output channel, or one per 128x128 block, as compressed-tensors
-(`weight_scale`, shared as config.json says) and DeepSeek's format (`weight_scale_inv` of blocks) write them.
+Supported are float8_e4m3fn weights with one scale, one per output channel, or one per 128x128 block, as
+compressed-tensors (`weight_scale`, shared as config.json says) and DeepSeek's format (`weight_scale_inv` of blocks)
+write them.
 """
 
 import torch

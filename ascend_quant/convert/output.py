@@ -1,8 +1,8 @@
-"""OUT, which appears whole or not at all: it is written as OUT.partial and renamed at the end.
+"""The output folder OUT, created atomically: it is written as OUT.partial and renamed at the end.
 
-OUT.partial holds the manifest, which says from the beginning what is converted and how, and files under their final
-names. A file gets its name when it is finished and on disk (fsync); until then it is called *.writing. So the same
-command goes on where a killed one ended, and another command is refused.
+OUT.partial contains the manifest, which records the conversion from the start, and finished files. A file is called
+    *.writing until it is complete and on disk (fsync), then renamed. So the same command resumes an interrupted
+    conversion, and another command is refused.
 """
 
 import fcntl

@@ -1,6 +1,6 @@
 """The conversion of one tensor, or of some rows of it (an expert of a stack): copied, quantized or dequantized.
 
-Each writes itself into the shard's file, a few rows at a time.
+Each piece is written to the shard's file a few rows at a time.
 """
 
 from collections.abc import Callable

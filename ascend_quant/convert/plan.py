@@ -1,6 +1,6 @@
-"""The plan of a conversion, shard by shard, from the headers alone: checked before a byte is written.
+"""The plan of a conversion, shard by shard, made from safetensors headers and checked before anything is written.
 
-Linear layers and experts are quantized. What engines and recipes keep in full precision is left alone: embeddings,
+Linear layers and experts are quantized. Layers that engines and recipes keep in full precision are copied: embeddings,
 heads, norms, routers, vision and audio towers with their projectors, and the few linear layers that vLLM builds without
 quantization whatever the config says: DeepSeek's eh_proj (multi-token prediction) and its indexer's wk and
 weights_proj. A tensor of a quantized weight is not carried over, nor a weight that is no float.

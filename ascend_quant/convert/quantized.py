@@ -1,7 +1,7 @@
-"""The quantized layers of a checkpoint that is to be undone: compressed-tensors, block fp8, ModelSlim's int8.
+"""The quantized layers of a checkpoint that is to be dequantized: compressed-tensors, block fp8, ModelSlim's int8.
 
-All of them are found, and their dtypes, shapes and config.json compared, from the headers alone: what cannot be undone
-is refused before anything is written.
+They are found, and their dtypes and shapes checked against config.json, from the headers; what cannot be dequantized is
+    refused before anything is written.
 
 Shape suffixes: N output channels, K input channels, G groups of a row.
 """

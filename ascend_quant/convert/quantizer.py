@@ -1,4 +1,4 @@
-"""Codes and scales of a weight as `oracle.quantize` defines them, a few rows at a time.
+"""Quantization of a weight as `oracle.quantize` defines it, a few rows at a time.
 
 A work space of a few rows that stays in the processor's cache is several times faster than the oracle on whole
 weights, on one thread: torch's own threads wait for each other after every small operation, which on a busy machine
@@ -6,10 +6,10 @@ costs ten times what they gain. Rows are cut into tiles, one scale each:
 
     row (1, K)    group (1, group)    block (128, 128)    tensor (N, K)
 
-What scheme has which is in its file in `schemes/`. One whose rule is its own (`largest` is None) goes through its
-`quantize`, as many rows at a time.
+A scheme's file in `schemes/` says which tile it uses. A scheme with a rule of its own (`largest` is None) is quantized
+    by its `quantize`, as many rows at a time.
 
-A device is tried before anything is written: it divides and rounds as it likes.
+A device is tested before anything is written, since division and rounding differ between devices.
 
 Shape suffixes: N output channels, K input channels, R rows at a time, I and J tiles along N and K.
 """

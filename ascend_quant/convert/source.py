@@ -1,4 +1,4 @@
-"""IN: a Hugging Face folder with safetensors files, checked before anything is written."""
+"""The input folder IN: a Hugging Face checkpoint with safetensors files, checked before anything is written."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Shards, converted by several threads at once.
+"""Conversion of several shards at once, by threads.
 
-Threads, not processes: torch, digests and the disk leave Python's lock alone, a conversion begins at once (a process
-imports torch for seconds), and kill -9 ends all of it.
+Threads, not processes: torch, hashing and disk I/O release the GIL, no process has to import torch for seconds, and
+    kill -9 ends everything.
 """
 
 import os

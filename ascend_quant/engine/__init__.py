@@ -1,4 +1,4 @@
-"""Parts that every engine's adapter needs beside a refit; `integrations/` has those of a single engine.
+"""What every engine integration needs in addition to a refit; `integrations/` has the code for single engines.
 
 options.py    what a user may set
 loading.py    every copy into a resident parameter, whichever of the engine's loaders makes it

@@ -1,4 +1,4 @@
-"""Where a model's parameters are: captured CUDA graphs read these addresses, and refits write there."""
+"""Addresses of a model's parameters, which captured CUDA graphs read and refits write."""
 
 from typing import NamedTuple
 
@@ -19,9 +19,9 @@ class _Parameter(NamedTuple):
 
 
 class Addresses:
-    """The memory addresses of all parameters as they are now, with scales, tied ones at each of their places.
+    """The current memory addresses of all parameters, including scales, and tied ones under each name.
 
-    Another view of the same memory, and what is no parameter (a buffer), they do not tell apart.
+    Different views of the same memory, and buffers, are not distinguished.
     """
 
     def __init__(self, model: nn.Module):
@@ -31,11 +31,11 @@ class Addresses:
             self._kept.append(_Parameter(name, model.get_submodule(layer), leaf, own, own.data))
 
     def moved(self) -> list[str]:
-        """Return the names of parameters that have gone, or whose bytes are elsewhere."""
+        """Return the names of parameters that were removed or whose memory has moved."""
         return [one.name for one in self._kept if one.has_moved()]
 
     def put_back(self) -> None:
-        """Give the layers the parameters that they had, with the memory that they had, whatever it holds."""
+        """Restore the original parameters of the layers in their original memory, whatever its contents."""
         for one in filter(_Parameter.has_moved, self._kept):
             vars(one.layer).pop(one.leaf, None)
             one.own.data = one.data

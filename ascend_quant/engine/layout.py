@@ -1,7 +1,7 @@
-"""Weights in another memory layout than a checkpoint's: those on NPUs, and int4's.
+"""Weights in another memory layout than the checkpoint's: on NPUs, and for int4.
 
-An engine's loaders see stand-ins of the checkpoint's shape. A stand-in has no memory; the refit sees what is copied
-into it, and puts the rows where the weight has them.
+The engine's weight loaders see a placeholder of the checkpoint's shape, without memory. The refit intercepts what is
+    copied into the placeholder, and writes the rows to their places in the weight's layout.
 """
 
 from collections.abc import Generator, Sequence
@@ -24,10 +24,10 @@ class Layout:
 
     Attributes:
         stand_in: (.., N, K) on the meta device, with the loaders' attributes.
-        weight_layout: writes rows where they belong.
-        scale: float32, one a row (per channel).
-        copies: tensors that hold the scales in another dtype.
-        scheme: of the codes.
+        weight_layout: writes rows to their places.
+        scale: float32, one per row (output channel).
+        copies: tensors with the scales in another dtype.
+        scheme: the quantization scheme.
     """
 
     stand_in: nn.Parameter
@@ -45,11 +45,11 @@ def register(
     scale: torch.Tensor,
     **more: Any,
 ) -> nn.Parameter:
-    """Make a layer's parameter of a tensor whose rows `weight_layout` knows.
+    """Register a layer's parameter with the memory layout `weight_layout`.
 
     Args:
         shape: (.., N, K), as checkpoints have it.
-        more: fields of `Layout`.
+        more: further fields of `Layout`.
 
     Returns:
         The stand-in, on which the engine sets its loaders' attributes.
@@ -62,13 +62,13 @@ def register(
 
 
 def layouts_of(layer: nn.Module) -> dict[str, Layout]:
-    """A layer's weights by their names in it; empty for a layer whose weights lie as they were sent."""
+    """Return the layouts of a layer's weights, by name; empty for a layer in the checkpoint's layout."""
     return getattr(layer, ATTRIBUTE, {})
 
 
 @contextmanager
 def lent(model: nn.Module) -> Generator[None]:
-    """Lend the model the stand-ins as its parameters inside the block, for its loaders."""
+    """Replace the model's parameters with placeholders inside the block, for its loaders."""
     lent_out: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter | None]] = []
     for layer in model.modules():
         for name, layout in layouts_of(layer).items():

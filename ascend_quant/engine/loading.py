@@ -1,9 +1,9 @@
-"""The one hook: while weights load, every copy into a resident parameter passes through here.
+"""Interception of weight loading: every copy into a resident parameter becomes a write of the refit.
 
 Engines have dozens of loaders (fused, sharded, per expert, stacked). All of them end in `parameter_view.copy_(shard)`.
-A dispatch mode around `model.load_weights` sees each of these copies, makes it a write of the refit instead, and keeps
-the books: which checkpoint tensor went where, how much of it, and which rows are written. What it learns is the plan
-by which later refits pass the loaders by.
+A TorchDispatchMode around `model.load_weights` sees each of these copies, turns it into a write of the refit, and
+    records which part of which checkpoint tensor went where, and which rows are written. This record is the plan with
+    which later refits skip the loaders.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -33,15 +33,15 @@ REASON = 120  # characters of a loader's own words
 
 
 class Loading(TorchDispatchMode):
-    """Active while an engine's loaders run, for one `model.load_weights` call.
+    """The dispatch mode of one `model.load_weights` call, active while the engine's loaders run.
 
     Args:
-        refit: where tensors are placed, written and counted.
+        refit: writes and counts the tensors.
         residents: resident parameters by their storage; a scale's maps to None (never loaded).
-        shards: over how many ranks a tensor may be split.
-        unmatched: tensors that the engine leaves out on purpose.
-        stacked: whether its loaders take a stack of experts; otherwise they get them one by one.
-        smoothing: a profile's, which is among the refit's checks; None without a profile.
+        shards: number of ranks over which a tensor may be split.
+        unmatched: tensors for which a rank may have no parameter.
+        stacked: whether its loaders accept stacked experts; otherwise experts are split.
+        smoothing: the profile's smoothing, one of the refit's checks; None without a profile.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Loading(TorchDispatchMode):
         self._flushing = False
 
     def feed(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
-        """Place tensors by plan; pass the others on to the engine, one at a time, and check what became of each."""
+        """Write tensors by plan; pass the others to the engine's loaders, and check that each was written."""
         for group in together(self.refit.take(weights)):
             for name, sent in self.refit.place(self.unmatched.apart(group, self._flush)):
                 check_sent(name, sent)
@@ -76,7 +76,7 @@ class Loading(TorchDispatchMode):
             self._flush()
 
     def _flush(self) -> None:
-        """Start the refit's writes, which are not a loader's and pass this mode."""
+        """Start the refit's writes with this dispatch mode disabled."""
         self._flushing = True
         self.refit.flush()
         self._flushing = False
@@ -94,12 +94,12 @@ class Loading(TorchDispatchMode):
             raise self._refused(self.source, error) from error
 
     def skip(self) -> None:
-        """The engine's loader says that it leaves the current tensor out by design: without a place it is no error."""
+        """Record that the engine's loader skips the current tensor by design, so that not writing it is no error."""
         if self.source is not None:
             self.source.skipped = True
 
     def finish(self) -> None:
-        """Close the books of the current tensor.
+        """Finish the current tensor, and check that it was written.
 
         Raises:
             RefitError: the model ignored it, or took only part of it.
@@ -126,7 +126,7 @@ class Loading(TorchDispatchMode):
         self.refit.record(source.name, source.entry)
 
     def _refused(self, source: "Source", error: Exception) -> RefitError:
-        """Make the error for a tensor that the engine's own loader refuses, which may list all names that it knows."""
+        """Return the error for a tensor that the engine's own loader refuses, which may list all known names."""
         came, known = tuple(source.entry.shape), self.refit.plan.entries.get(source.name)
         if known is not None and known.shape != source.entry.shape:
             return RefitError(f"{source.name}: shape {came}, but the engine has it as {tuple(known.shape)}")
@@ -134,12 +134,12 @@ class Loading(TorchDispatchMode):
         return RefitError(f"{source.name} of shape {came}: the engine refused it: {reason}")
 
     def _misnamed(self, name: str) -> str | None:
-        """Return what is wrong with a name that the engine knows with something before it or in it; None for others."""
+        """Return the fix for a name with a known prefix or infix of a wrapper; None for others."""
         entries = self.refit.plan.entries or {one.name for one in self.residents.values() if one is not None}
         return misnamed(prequantized.parted(name)[0], {prequantized.parted(known)[0] for known in entries})
 
     def _unplaced(self, source: "Source") -> RefitError:
-        """Make the error for a tensor of which nothing was written."""
+        """Return the error for a tensor of which nothing was written."""
         name = source.name
         if any(resident is not None and resident.name == name for resident in self.residents.values()):
             return RefitError(
@@ -217,7 +217,7 @@ class Loading(TorchDispatchMode):
     def _by_profile(
         self, source: "Source", resident: ResidentWeight, shard: torch.Tensor, own: bool
     ) -> tuple[bool, torch.Tensor | None]:
-        """Return whether the shard is quantized as it is, and its rows' frozen scales."""
+        """Return whether the shard is quantized without rounding to BF16, and its rows' frozen scales."""
         smoothing = self.smoothing
         if smoothing is None:
             return False, None
@@ -237,12 +237,12 @@ class Loading(TorchDispatchMode):
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Return an id of the memory behind a tensor, which tells meta tensors apart too, as data_ptr does not."""
+    """Return an id of a tensor's memory that, unlike data_ptr, also distinguishes meta tensors."""
     return tensor.untyped_storage()._cdata
 
 
 def guard(loader: Callable[..., Any], name: str, loading: Callable[[], bool]) -> Callable[..., Any]:
-    """A parameter's own loader that refuses to run outside `Loading`: it would cast floats to int8, silently."""
+    """Wrap a parameter's loader: outside `Loading`, where it would silently cast floats to int8, it raises."""
 
     @wraps(loader)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -254,7 +254,7 @@ def guard(loader: Callable[..., Any], name: str, loading: Callable[[], bool]) ->
 
 
 class Source:
-    """A tensor of the checkpoint or the trainer, and how much of it has found a place."""
+    """A tensor of the checkpoint or the trainer, with the number of elements written so far."""
 
     def __init__(self, name: str, tensor: torch.Tensor, slot: int, sent: torch.Tensor, coded: bool):
         self.name, self.tensor, self.slot, self.taken, self.padded = name, tensor, slot, 0, False
@@ -265,7 +265,7 @@ class Source:
         self.entry = Entry(sent.shape, prequantized=coded)
 
     def wanted(self) -> int | None:
-        """Return how many elements the model wants of the tensor; None where that is not known."""
+        """Return how many elements the model expects of the tensor; None if unknown."""
         sizes = list(self.sizes.values())
         return sum(sum(found.values()) for found in sizes) if sizes and all(sizes) else None
 
@@ -276,7 +276,7 @@ class Source:
         return same and shard.untyped_storage().data_ptr() == mine.untyped_storage().data_ptr()
 
     def of_rows(self, per_row: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
-        """The part of a per-row tensor that belongs to the rows of `shard`, a view of this contiguous matrix."""
+        """Return the part of a per-row tensor for the rows of `shard`, a view of this contiguous matrix."""
         length = self.tensor.shape[1]
         strides = shard.stride()[:-1]
         if shard.stride(-1) != 1 or any(stride % length for stride in strides):
@@ -285,7 +285,7 @@ class Source:
         return per_row.as_strided(shard.shape[:-1], [stride // length for stride in strides], first)
 
     def whole_rows(self, shard: torch.Tensor) -> torch.Tensor | None:
-        """The complete rows of this tensor that `shard`, a view of it, is a slice of; None if there are no such."""
+        """Return the complete rows of which `shard`, a view of this tensor, is a slice; None if there are none."""
         tensor = self.tensor
         if shard.dim() == 0:
             return None

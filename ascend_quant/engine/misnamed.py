@@ -1,7 +1,7 @@
 """A diagnosis for unexpected tensor names: a wrapper's prefix (FSDP, DDP, torch.compile), or a part of PEFT's.
 
-Wrappers of a model put themselves before its names (`module.` of DDP, `_orig_mod.` of torch.compile) or into them
-(`_fsdp_wrapped_module.`); an inner model lacks what its owner puts before them.
+Wrappers of a model add a prefix to its names (`module.` of DDP, `_orig_mod.` of torch.compile) or a part inside them
+    (`_fsdp_wrapped_module.`); names of an inner model lack its owner's prefix.
 """
 
 from collections.abc import Collection
@@ -11,10 +11,10 @@ ADAPTER = "lora_"
 
 
 def misnamed(name: str, known: Collection[str]) -> str | None:
-    """Return how the sender is to change an unexpected tensor name; None if nothing in it tells.
+    """Return how the sender should change an unexpected tensor name; None if unknown.
 
     Args:
-        known: names that the engine takes.
+        known: names that the engine accepts.
     """
     parts = name.split(".")
     prefix = next((".".join(parts[:i]) + "." for i in range(1, len(parts)) if ".".join(parts[i:]) in known), None)

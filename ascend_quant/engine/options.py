@@ -28,15 +28,15 @@ class Options:
     Attributes:
         scheme: a name from `ascend_quant.schemes`.
         ignore: layers that keep their dtype.
-        profile: path of a profile by which all weights are smoothed first.
+        profile: path of a profile with smoothing factors for all weights.
         frozen_scales: quantize with the profile's scales.
-        kv_cache: what keys and values are kept in: auto, as the model computes; int8, with a scale a token and head
-            (on NPUs a channel, of this step); fp8, with scales a layer, of this step.
+        kv_cache: dtype of the KV cache: auto (the model's); int8, with a scale per token and head (on NPUs per channel,
+            updated each step); fp8, with scales per layer, updated each step.
         lm_head_fp32: logits in float32: products of BF16 activations and weights, each exact, summed in float32.
         exact: a token's log-probability has the same bits in decode, in prefill and in a trainer that computes as the
             engine does (qat=int8_exact).
         test_reload: reload twice when the engine has started, and compare with the fresh load.
-        replicas: options of each data-parallel replica in turn, in place of those above.
+        replicas: options of each data-parallel replica, instead of those above.
     """
 
     scheme: str = "int8"
@@ -92,7 +92,7 @@ class Options:
 
 
 def _check_pattern(pattern: object) -> None:
-    """Raise ValueError unless this may be the name of a layer, or an expression for some."""
+    """Raise ValueError unless this is a possible layer name, or a regular expression."""
     if not isinstance(pattern, str) or pattern in ("", "re:"):  # the second matches every layer
         raise ValueError(f"ascend_quant option ignore: {pattern!r}: give names of layers, or re: and an expression")
     try:
@@ -102,7 +102,7 @@ def _check_pattern(pattern: object) -> None:
 
 
 def _check_replica(own: object) -> None:
-    """Raise ValueError unless these may be the options of a replica."""
+    """Raise ValueError unless these are valid options of a replica."""
     if not isinstance(own, Mapping) or "replicas" in own:
         raise ValueError(f"ascend_quant option replicas: {own!r}: give the options of one replica")
     if "kv_cache" in own:  # it is part of an engine's configuration, which is made before its replicas
@@ -110,7 +110,7 @@ def _check_replica(own: object) -> None:
 
 
 def known(cls: type[Options], options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options, if all of them exist; raises ValueError with those that do."""
+    """Return the options if all of them exist; otherwise raise ValueError with the valid names."""
     names = [option.name for option in fields(cls)]
     if unknown := sorted(set(options) - set(names)):
         raise ValueError(f"unknown ascend_quant option {unknown[0]!r}; the options are: {', '.join(names)}")

@@ -1,9 +1,10 @@
-"""SmoothQuant's smoothing factors of a profile, by which each tensor of a refit is multiplied on its way to the engine.
+"""SmoothQuant: each tensor of a refit is multiplied by the smoothing factors of a profile before it is quantized.
 
     trainer's w  --through-->  float32 x, to be quantized as it is, or BF16 x (norms, biases, routers)
 
-One tensor at a time, by `oracle.smoothed`, so that a refit needs room for one tensor more. A tensor without a rule goes
-on untouched, unless it is fed by a norm that has one: an expert or a router that the profile does not know.
+Tensors are smoothed one at a time, by `oracle.smoothed`, so a refit needs memory for one more tensor. A tensor without
+    a rule is unchanged; it is refused if it reads the output of a smoothed norm, as an expert or router missing in the
+    profile would.
 """
 
 import logging
@@ -30,16 +31,16 @@ LARGEST = 2.0**32  # factor, and 1 / LARGEST the smallest: no smoothing makes su
 
 
 class Smoothing(Check):
-    """The rules of a profile, and which of them the running refit has met.
+    """The rules of a profile, and those that the current refit has applied.
 
     Args:
-        profile: its names are those under which tensors are sent; experts are ruled one by one.
-        frozen: quantize with the profile's scales; otherwise each row gets one of its own in every refit.
-        device: where the resident weights are, and where tensors are multiplied.
-        may_miss: tells of a ruled name that this rank's loaders may leave out.
+        profile: its names are those of the sent tensors; each expert has its own rules.
+        frozen: whether to quantize with the profile's scales; otherwise every refit computes new ones.
+        device: device of the resident weights, on which tensors are multiplied.
+        may_miss: returns whether this rank's loaders may skip a tensor of this name.
 
     Raises:
-        BadCheckpoint: a factor or a scale that cannot be multiplied or divided by.
+        BadCheckpoint: a factor or a scale is not valid.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Smoothing(Check):
         self.begin()
 
     def begin(self) -> None:
-        """A refit begins: nothing has come yet."""
+        """Begin a refit: no rule has been applied yet."""
         self._met: set[str] = set()
 
     def extra_writes(self, resident: ResidentWeight) -> Iterable[tuple[RowWrite, torch.dtype]]:
@@ -68,7 +69,7 @@ class Smoothing(Check):
             yield resident.example(skip_bf16_cast=True, static_scale=self.frozen), torch.float32
 
     def take(self, weights: Iterable[NamedTensor], received: Received) -> Iterable[NamedTensor]:
-        """Return the tensors as the profile has them, one at a time; they are counted as they were sent."""
+        """Return the smoothed tensors, one at a time; they are counted as they were sent."""
         weights = list(checked(weights)) if isinstance(weights, (list, tuple)) else checked(weights)
         return self.through(weights, received.counted_once)
 
@@ -77,38 +78,38 @@ class Smoothing(Check):
         weights: Iterable[NamedTensor],
         around: Callable[[torch.Tensor], AbstractContextManager[object]] = nullcontext,
     ) -> Iterable[NamedTensor]:
-        """Return the weights as the engine is to have them; a list to which no rule applies is returned as it is.
+        """Return the smoothed weights; a list to which no rule applies is returned unchanged.
 
         Args:
-            weights: names and float tensors; a stack of experts is returned expert by expert if they have rules.
+            weights: names and float tensors; stacked experts are split if they have rules.
             around: a context manager for each tensor that has a rule, entered while the result of the rule is used.
 
         Raises:
-            RefitError: naming a tensor that its rule does not fit, or that has no rule and needs one.
+            RefitError: a tensor does not fit its rule, or has no rule and needs one (named in the message).
         """
         if isinstance(weights, (list, tuple)) and not any([self._is_ruled(*pair) for pair in weights]):
             return weights
         return self._one_by_one(weights, around)
 
     def is_exact(self, name: str) -> bool:
-        """Return whether `through` makes float32 of this tensor, whose codes are those of its exact values."""
+        """Return whether `through` gives float32 for this tensor, which is quantized without rounding to BF16."""
         rule = self.rules.get(name)
         return rule is not None and rule.quantized
 
     def scale_of(self, name: str) -> torch.Tensor | None:
-        """The frozen scales (N) of a tensor's rows, None if there are none."""
+        """Return the frozen scales (N) of a tensor's rows; None if there are none."""
         return self.rules[name].scale if name in self.rules else None
 
     def note(self, name: str, quantized: bool) -> None:
-        """Record whether the engine quantizes a tensor: `check` logs those that it does and the profile does not."""
+        """Record whether the engine quantizes a tensor: `check` logs those without a rule."""
         if self._unsmoothed is not None and quantized and not self.is_exact(name):
             self._unsmoothed.add(name)
 
     def check(self, entries: Mapping[str, Entry]) -> None:
-        """End the refit: every rule must have been applied to its parameter, or the model is only half smoothed.
+        """End the refit: every rule must have been applied, otherwise the model is only partly smoothed.
 
         Raises:
-            RefitError: naming those that were not.
+            RefitError: some were not (named in the message).
         """
         missed = [name for name in self.rules if name not in self._met and not self._may_miss(name)]
         if missed:
@@ -122,7 +123,7 @@ class Smoothing(Check):
         self._unsmoothed = None
 
     def _held(self, rule: Rule) -> Rule:
-        """Return a rule on the device, with its scale only if that is used."""
+        """Return a rule on the device, with its scale only if it is used."""
         scaled = self.frozen and rule.quantized
         used = {part: tensor for part, tensor in rule.tensors().items() if part != "scale" or scaled}
         moved = {part: tensor.to(self.device, torch.float32).contiguous() for part, tensor in used.items()}

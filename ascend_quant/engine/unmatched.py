@@ -1,7 +1,7 @@
-"""Unmatched weights that are right to come though this rank has no place for them; others are unexpected, and refused.
+"""Unmatched weights: tensors that a trainer may send although this rank has no parameter for them.
 
-With tied embeddings (tie_word_embeddings) a head that is sent must have the embedding's values. Experts of other ranks
-are known by number: one of this rank's must come under the same name but for that.
+With tied embeddings (tie_word_embeddings), lm_head must equal the embedding. Experts of other ranks are accepted if a
+    local expert has the same name except for its number.
 """
 
 import re
@@ -21,12 +21,12 @@ EXPERT = re.compile(r"(.*\.experts\.)(0|[1-9]\d{0,5})(\..+)")
 
 
 class TiedHead:
-    """`lm_head.weight` where the embedding computes the logits.
+    """`lm_head.weight` of a model with tied embeddings.
 
     Args:
         resident: the embedding (rows of this rank, hidden).
         shape: of the whole embedding, without padding.
-        first, count: the rows of it that this rank holds.
+        first, count: the rows of this rank.
     """
 
     def __init__(self, resident: ResidentWeight, shape: tuple[int, int], first: int, count: int):
@@ -38,10 +38,10 @@ class TiedHead:
         self._came, self._kept, self._differing = False, None, None
 
     def take(self, tensor: torch.Tensor) -> None:
-        """Compare it with the embedding, whose writes are flushed; a copy is kept where that has not come yet.
+        """Compare the head with the embedding, whose writes are flushed; keep a copy if that has not arrived yet.
 
         Raises:
-            RefitError: it came twice, or is of another dtype or shape.
+            RefitError: it was sent twice, or has another dtype or shape.
         """
         check_sent(HEAD, tensor)
         if self._came:
@@ -56,7 +56,7 @@ class TiedHead:
             self._compare(own)
 
     def is_held(self, tensor: torch.Tensor) -> bool:
-        """Return whether it has the embedding's values."""
+        """Return whether the head equals the embedding."""
         held = self.resident.data[: self.rows.stop - self.rows.start]
         own = tensor[self.rows] if tuple(tensor.shape) == self.shape else None
         return own is not None and torch.equal(own.to(held.device, held.dtype), held)
@@ -65,7 +65,7 @@ class TiedHead:
         """The refit ends.
 
         Raises:
-            RefitError: the head was not the embedding.
+            RefitError: the head differs from the embedding.
         """
         if self._kept is not None:
             self._compare(self._kept)
@@ -85,11 +85,11 @@ class TiedHead:
 
 
 class UnmatchedWeights(Check):
-    """The tensors without a place of one model.
+    """The tensors of one model for which this rank has no parameter.
 
     Args:
         head: the tied head, if there is one.
-        experts: how many experts a layer has on all ranks together; 0 if no rank leaves any out.
+        experts: number of experts of a layer over all ranks; 0 if every rank has all of them.
     """
 
     def __init__(self, head: TiedHead | None, experts: int):
@@ -107,7 +107,7 @@ class UnmatchedWeights(Check):
         return (self.head is not None and name == HEAD) or self._is_expert(name)
 
     def apart(self, weights: Sequence[NamedTensor], flush: Callable[[], None]) -> Sequence[NamedTensor]:
-        """The weights without a tied head, which is compared, once `flush` has started what is queued.
+        """Return the weights without a tied head, which is compared after `flush` has started the queued writes.
 
         Raises:
             RefitError: see `TiedHead.take`.
@@ -121,10 +121,10 @@ class UnmatchedWeights(Check):
         return [(name, tensor) for name, tensor in weights if name != HEAD]
 
     def is_left_out(self, name: str, tensor: torch.Tensor, entries: Mapping[str, Entry]) -> bool:
-        """Return whether nothing has to be done with a tensor while no refit is open, so that it need not begin one.
+        """Return whether a tensor can be ignored while no refit is open, so that it does not begin one.
 
         Args:
-            entries: of the last refit.
+            entries: plan entries of the last refit.
         """
         if self.head is not None and name == HEAD:
             check_sent(name, tensor)
@@ -132,11 +132,11 @@ class UnmatchedWeights(Check):
         return name in entries and entries[name].is_idle
 
     def may_be_skipped(self, name: str) -> bool:
-        """Return whether a loader may leave a tensor out by design; a tied head has a weight alone, see `apart`."""
+        """Return whether a loader may leave a tensor out by design; a tied head is only a weight, see `apart`."""
         return self.head is None or not name.startswith(HEAD.removesuffix("weight"))
 
     def leave_out(self, name: str) -> bool:
-        """Return whether a tensor that found no place may be another rank's; `check` will know."""
+        """Return whether an unwritten tensor may belong to another rank; `check` decides."""
         if self._is_expert(name):
             self._elsewhere.append(name)
             return True
@@ -146,7 +146,7 @@ class UnmatchedWeights(Check):
         """The refit ends.
 
         Raises:
-            RefitError: a head that is not the embedding, or an expert that none of this rank's is like.
+            RefitError: the head differs from the embedding, or no local expert matches a sent expert.
         """
         if self.head is not None:
             self.head.check()

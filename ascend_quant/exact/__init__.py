@@ -5,8 +5,9 @@
     log_probs_of(model(**packed).logits, labels, temperature=0.8)
 
 Each piece of a transformers model computes forward with the engine's own function, and backward as transformers would
-(straight-through): rounding has no useful gradient. There is no partial credit: INT8 rounding makes of one last bit
-nearly the whole difference between an INT8 policy and a BF16 one, so what is not known to be exact is refused by name.
+(straight-through): rounding has no useful gradient. Almost exact is not enough: through INT8 rounding, one differing
+    last bit causes nearly the whole difference between an INT8 and a BF16 policy, so whatever is not known to be exact
+    is refused by name.
 
 straight_through.py   a forward of one function, a backward of another
 modules.py            how a module's class is changed in place, and what is known of its own forward
@@ -20,7 +21,7 @@ counters.py           how many tokens differ from the engine's, as float32 bits
 stages.py             the first operation whose result differs
 fingerprint.py        versions, device and switches that engine and trainer must share
 
-What computes attention and routing is an engine's, which its adapter registers (kernels/engine_products.py).
+Attention and routing are the engine's own functions, which its integration registers (kernels/engine_products.py).
 """
 
 from ascend_quant.exact.apply import Applied, NotExact, apply_exact

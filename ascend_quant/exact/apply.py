@@ -1,5 +1,5 @@
-"""All pieces on a model of transformers, and what is refused: each piece that is not the engine's makes every token of
-an INT8 policy another, so nothing is left out in silence."""
+"""Applies all exact layers to a transformers model. A single layer that differs from the engine's changes every token
+of an INT8 policy, so unsupported layers are refused, never skipped silently."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""A trainer's log-probabilities beside the engine's, token by token, as float32 bits.
+"""Comparison of the trainer's log-probabilities with the engine's, token by token, as float32 bits.
 
 Shape suffixes: R rows (answers), S tokens of the longest one.
 """

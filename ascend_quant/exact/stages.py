@@ -1,4 +1,4 @@
-"""Checksums of what each stage of a forward pass computes: the first that differ name the operation at fault.
+"""Checksums of the output of each stage of a forward pass: the first stage that differs is the faulty operation.
 
 Engine (vLLM) and trainer (transformers) name their modules alike but for fused ones, so a stage has one name on both
 sides: `layers.3.self_attn.qkv_proj` is vLLM's layer of that name, and transformers' q_proj, k_proj and v_proj side by

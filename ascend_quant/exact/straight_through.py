@@ -1,5 +1,5 @@
-"""A forward of one function and a backward of another: the engine's values with the gradients of what transformers
-computes at the same inputs (the straight-through estimator of Bengio, Leonard and Courville, 2013)."""
+"""Straight-through estimator: the forward of one function with the backward of another, here the engine's values with
+transformers' gradients at the same inputs (Bengio, Leonard and Courville, 2013)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

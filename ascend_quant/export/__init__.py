@@ -1,4 +1,4 @@
-"""Export of a trainer's checkpoint to a Hugging Face folder in BF16, from which `convert` goes on.
+"""Export of a trainer's checkpoint to a Hugging Face folder in BF16, which `convert` can then quantize.
 
 torch_dist.py    slices of the tensors of a Megatron checkpoint, as it lies on disk; nothing of it is run
 megatron.py      those, by the names of the Hugging Face model

@@ -1,7 +1,8 @@
-"""verl's FSDP checkpoints, a file a rank: the tensors of all ranks, put together one at a time.
+"""verl's FSDP checkpoints, one file per rank: the shards of all ranks are merged one tensor at a time.
 
-Of a shard's pickle torch builds tensors alone; nothing else that it names is run. verl's `model_merger` is not used: it
-unpickles whatever is there, leaves a tied head out though it is another one, and keeps a LoRA adapter beside the model.
+A shard's pickle is loaded with torch's weights_only unpickler, which runs no code. verl's `model_merger` is not used:
+it unpickles whatever is there, leaves a tied head out though it is another one, and keeps a LoRA adapter beside the
+model.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint of FSDP by the model's own names; a LoRA adapter is merged into the layers that it is of.
+"""Tensors of an FSDP checkpoint under the model's own names; a LoRA adapter is merged into its layers.
 
     base_model.model.model.norm.weight                                       as PEFT names them
     base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight       (N, K)

@@ -1,4 +1,4 @@
-"""The tensors of a Megatron checkpoint by the names of the Hugging Face model, one at a time.
+"""Tensors of a Megatron checkpoint under the names of the Hugging Face model, one at a time.
 
     decoder.layers.self_attention.linear_qkv.weight   (layers, N, K)           q, k and v of all layers
     decoder.layers.3.mlp.linear_fc1.weight            (2 I, K)                 gate and up of one, where layers differ

@@ -1,11 +1,11 @@
-"""Slices of the tensors of a Megatron `torch_dist` checkpoint, read where the ranks have left them.
+"""Slices of tensors of a Megatron `torch_dist` checkpoint, read from the files that the ranks have written.
 
 torch_dist is the format of torch.distributed.checkpoint: `.metadata` says which piece of which tensor is where in the
 *.distcp files. A tensor can be all layers' experts at once, far larger than memory; its reader reads a slice from the
 pieces alone. No process group, no GPU and no Megatron is needed.
 
-`.metadata` is a pickle, and a checkpoint may be from anybody. Pickles run what they name; so the classes of that
-package alone are built, and nothing else is looked up, let alone called.
+`.metadata` is a pickle, and a checkpoint may be from anybody. A pickle can run any code that it names; so only classes
+    of that package may be built, and no other name is even looked up.
 """
 
 import pickle

@@ -1,4 +1,4 @@
-"""Which kind of checkpoint a trainer has left in a folder, and its way to a Hugging Face folder in BF16.
+"""Detection of the kind of checkpoint in a trainer's folder, and its export to a Hugging Face folder in BF16.
 
     hugging-face   verl with Megatron, as it saves by default: Megatron-Bridge has written model/huggingface
     torch_dist     Megatron's own shards: verl with use_dist_checkpointing (model/dist_ckpt), slime, Megatron-LM

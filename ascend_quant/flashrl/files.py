@@ -1,4 +1,4 @@
-"""Where a config or a profile lies: a path on this machine, or owner/name/path on the Hugging Face hub."""
+"""Locations of configs and profiles: a path on this machine, or owner/name/path on the Hugging Face hub."""
 
 import logging
 import os

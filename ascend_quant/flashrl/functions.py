@@ -1,4 +1,4 @@
-"""The function names that FlashRL knows (`--fn`, YAML files, FLASHRL_CONFIG), and what each means here.
+"""The function names of FlashRL (`--fn`, YAML files, FLASHRL_CONFIG), and the scheme that each selects.
 
 Names and schemes differ: FlashRL's fp8 is scheme fp8_tensor here, and its fp8_channel is scheme fp8.
 """

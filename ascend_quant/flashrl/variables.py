@@ -1,10 +1,10 @@
-"""FlashRL's environment variables: what each may hold, and what it does here.
+"""FlashRL's environment variables: their valid values and effects.
 
-A variable that is set holds something valid: an empty one is an error, since it may come from a misspelt `$NAME`.
+A variable that is set must be valid: an empty one is an error, since it may come from a misspelt `$NAME`.
 
 FLASHRL_LOGGING_LEVEL and FLASHRL_LOGGING_FILE act on this package's logger; FlashRL's take the root logger. In a vLLM
-process our lines go where vLLM's own go. What nobody shows (all lines elsewhere, and lines below vLLM's level) goes to
-stderr, so that no line is lost and none is shown twice.
+    process, log records go to vLLM's handlers. Records that no handler shows (outside vLLM, or below vLLM's level) go
+    to stderr, so each is shown exactly once.
 """
 
 import logging

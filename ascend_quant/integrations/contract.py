@@ -1,4 +1,4 @@
-"""The names of another package that are used here, as data: where they stand, and the arguments of their calls.
+"""The names of another package that are used here, as data: their modules, and the arguments of their calls.
 
 Read in two ways: here, live, from what this process imports; and from the sources of a release that is not installed
 (launch/contract), which also sees what objects are given when they are made.

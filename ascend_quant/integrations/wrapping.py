@@ -1,4 +1,4 @@
-"""Monkeypatching, the one mechanism: what is replaced in other packages at run time is a row in a hooks.py.
+"""Monkeypatching: everything that is replaced in other packages at run time is a row in a hooks.py.
 
 A row says what is replaced, by what, why, which versions it covers and how to switch it off. A function is replaced
 once, however often its row is installed; what stands there instead is called with the same arguments.

@@ -1,4 +1,4 @@
-"""The oracle's functions, fast, one module per device, all with the same signatures.
+"""Fast kernels for the functions of the reference implementation (oracle), with equal signatures on all devices.
 
 Counters(device, sparing)                     what `write` counts
 write(jobs, counters)                         writes of a refit: rows quantized or copied into resident rows, counted

@@ -1,4 +1,4 @@
-"""The oracle's digest by int8 matrix products, for devices whose matrix unit is fast and whose 64-bit integers are not.
+"""Checksums computed with int8 matrix products, for devices with a fast matrix unit but slow 64-bit integers.
 
 The digest is a sum over rows and bytes of signed bytes times column weights times row weights. The weights fall into
 signed digits to the base 256. A first product gives each row's sums over its bytes (`of_rows`), a second one, of these

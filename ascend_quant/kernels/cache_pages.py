@@ -1,4 +1,4 @@
-"""Where an int8 cache of keys and values has its bytes: pages of as many bytes as vLLM's int8_per_token_head has.
+"""Memory layout of an int8 KV cache, with pages of the same size as vLLM's int8_per_token_head.
 
 A block is a page of keys and one of values. A page holds `page` tokens of all heads: first the codes, a head's behind
 another's, then the scales, float32 (heads, page). Codes of keys are (heads, page, head); those of values (heads,

@@ -1,6 +1,6 @@
-"""Writes carried out by torch operations, a few rows at a time: any kind, on any device, with nothing to wait for.
+"""Refit writes with torch operations, a few rows at a time: any kind of write, on any device, without synchronization.
 
-What the CPU does with every write, and a GPU with those that its own kernels do not have (int4).
+CPUs use it for every write, GPUs for the writes that have no kernel of their own (int4).
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""What kernels count while they write: non-finite elements, changed codes, the digest; and which rows are compared."""
+"""Statistics that kernels collect while writing: non-finite elements, changed values, and the checksum."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Products that an engine's own kernels compute: `kernels` knows no engine, so an engine's adapter registers them here.
+"""Registry of an engine's own GEMMs and attention, which its integration fills: `kernels` imports no engine.
 
 int8_linear     (x_codes (M, K), codes (N, K), x_scale (M, 1), scale (N, 1), bias (N) or None, dtype) -> (M, N)
 plain_experts   the mixture of experts without quantization; arguments as of cuda_serving.experts, without scales
@@ -17,7 +17,7 @@ _products: dict[str, Callable[..., torch.Tensor]] = {}
 
 
 class NoProduct(RuntimeError):
-    """No engine's adapter has registered a product that is needed."""
+    """Raised if no engine's integration has registered a required GEMM or attention."""
 
 
 def register(
@@ -25,7 +25,7 @@ def register(
     serving: Mapping[str, Serving],
     table: MutableMapping[str, Serving],
 ) -> None:
-    """Give `kernels` an engine's products, and a device's table the schemes that it serves; harmless when repeated.
+    """Register an engine's GEMMs, and the schemes that it serves in a device's table; harmless when repeated.
 
     Args:
         products: by the names above.
@@ -42,7 +42,7 @@ def register(
 
 
 def engine_product(name: str) -> Callable[..., torch.Tensor]:
-    """A registered product.
+    """Return a registered GEMM or attention.
 
     Raises:
         NoProduct: naming it.

@@ -9,7 +9,7 @@ import torch
 
 
 class HostCopy:
-    """A copy to the host, begun where this is made: what the current stream does next may overwrite the tensor.
+    """An asynchronous copy to the host, started by the constructor; later work on the stream may overwrite the tensor.
 
     On an NPU the copy stays on the device until it is read: torch_npu's pinned memory asks the CANN runtime for what it
     knows of graph capture, which not every CANN answers.
@@ -26,7 +26,7 @@ class HostCopy:
         self._event.record()
 
     def read(self) -> torch.Tensor:
-        """The copy; waits until the device has passed it."""
+        """Return the copy; waits until the device has finished it."""
         if self._event is not None:
             self._event.synchronize()
         self._held = self._held.cpu()
@@ -34,7 +34,7 @@ class HostCopy:
 
 
 class KernelClock:
-    """A clock that adds up what is started inside `running()`.
+    """A clock that sums the time of kernels that are started inside `running()`.
 
     On a device a pair of events stands around each batch of launches, so gaps between a batch's launches count, and
     waiting for the next batch does not. Reading them waits for nothing once the device has been waited for.
@@ -59,5 +59,5 @@ class KernelClock:
         self._events.append((start, end))
 
     def milliseconds(self) -> float:
-        """Return the milliseconds of all kernels so far; the device must have passed them."""
+        """Return the milliseconds of all kernels so far; the device must have finished them."""
         return 1e3 * self._seconds + sum(start.elapsed_time(end) for start, end in self._events)

@@ -1,4 +1,4 @@
-"""The ops that an exact engine and its trainer share beside the products, so that both compute the same bits.
+"""Ops besides GEMMs that an exact engine and its trainer share, so that both compute the same bits.
 
 Each is defined here in torch and rounds to the dtype of x wherever a module of transformers does: a residual sum before
 its norm, a normalized row before its weight, each step of a rotation, SiLU before it multiplies. On CUDA the kernels of
@@ -36,7 +36,7 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("ascend_quant::exact_silu_mul_apart", mutates_args=(), device_types="cpu")
 def silu_mul_apart(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of two tensors (..., K), which a trainer computes apart."""
+    """silu(gate) * up of two separate tensors (..., K), as in a trainer."""
     return F.silu(gate) * up
 
 

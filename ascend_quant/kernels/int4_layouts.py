@@ -1,4 +1,4 @@
-"""Layouts of int4 codes that serving kernels want, Marlin's among them; written in place, row by row.
+"""int4 weight layouts of serving kernels, such as Marlin's, written in place, row by row.
 
 PackedRows   (.., N, K/8) int32: eight codes of a row side by side, as checkpoints have them (CPU)
 MarlinTiles  (.., K/16, 2N) int32: tiles of 16 input by 64 output channels, as vLLM's Marlin kernels read them (CUDA)
@@ -40,7 +40,7 @@ class PackedRows:
         return unpack_int4(self.tensor.flatten(0, -2)[rows])
 
     def write(self, first: int, codes_NK: torch.Tensor) -> None:
-        """Put rows from number `first` on in their places."""
+        """Write rows to their places, starting at row `first`."""
         self.tensor.flatten(0, -2)[first : first + len(codes_NK)].copy_(pack_int4(codes_NK))
 
     def sampled(self) -> torch.Tensor:
@@ -48,7 +48,7 @@ class PackedRows:
         return self.tensor.flatten(0, -2)[::SAMPLE]
 
     def refresh(self) -> None:
-        """Do nothing: nothing is kept beside the resident tensors."""
+        """Do nothing, since nothing is derived from the resident tensors."""
 
 
 class MarlinTiles:
@@ -89,7 +89,7 @@ class MarlinTiles:
         return torch.cat(parts)[::step]
 
     def write(self, first: int, codes_NK: torch.Tensor) -> None:
-        """Put rows from number `first` on in their places."""
+        """Write rows to their places, starting at row `first`."""
         done = 0
         for matrix, start, stop in self._spans(first, first + len(codes_NK)):
             codes = codes_NK[done : done + stop - start]
@@ -107,7 +107,7 @@ class MarlinTiles:
         return self.tensor.view(-1, words)[:, : 4 * NEIGHBOURS : NEIGHBOURS]
 
     def refresh(self) -> None:
-        """Bring `served_scales` up to date.
+        """Update `served_scales`.
 
         Eight runs of eight neighbours take turns; where a row is one group, the kernels read four runs of four pairs.
         """

@@ -1,4 +1,4 @@
-"""The oracle's int8 codes and scales without a division, for devices whose float32 division is not IEEE's.
+"""The oracle's int8 quantization without a division, for devices whose float32 division is not IEEE.
 
 A row's largest magnitude is one of 32,768 BF16 numbers, so its scale and the factor f with
 round(x * f) = round_half_even(fl(x / scale)) for every BF16 |x| up to it are looked up in tables made on the host.
@@ -20,7 +20,7 @@ MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000  # 1.5 * 2**23: adding it rounds half
 
 
 def scale_and_factor(absmax_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows' scales and the factors that turn their values into codes, float32 (N) each.
+    """Return the rows' scales and the factors that quantize their values, float32 (N) each.
 
     Args:
         absmax_N: BF16, no -0.0; a scale is Inf where it is, and NaN unless the NaN has a sign.

@@ -1,4 +1,4 @@
-"""Which backend has kernels for which scheme: one table a backend, which its modules fill."""
+"""Kernel registry: one table per backend with the schemes that it supports, filled by its modules."""
 
 from collections.abc import Callable, Collection
 
@@ -7,15 +7,15 @@ from ascend_quant.schemes import Scheme, definition_of
 
 
 class NoKernels(RuntimeError):
-    """This version has no kernels for a device, or none for a scheme there."""
+    """Raised if there are no kernels for a device, or none for a scheme on it."""
 
 
 class DuplicateKernels(ValueError):
-    """Second kernels of one backend for one scheme."""
+    """Raised if a backend registers kernels twice for one scheme."""
 
 
 class ServingTable(dict[str, Serving]):
-    """A backend's products, by the names of schemes.
+    """A backend's GEMMs, by scheme name.
 
     Args:
         backend: cpu, cuda or npu.
@@ -28,7 +28,7 @@ class ServingTable(dict[str, Serving]):
         self.backend, self.by_definition = backend, by_definition
 
     def register(self, serving: Serving, *schemes: str) -> None:
-        """Serve these schemes with it.
+        """Register it for these schemes.
 
         Raises:
             DuplicateKernels: one of them is served already.
@@ -38,7 +38,7 @@ class ServingTable(dict[str, Serving]):
         self.update(dict.fromkeys(schemes, serving))
 
     def of(self, scheme: Scheme) -> Serving:
-        """Return the products that serve a scheme.
+        """Return the GEMMs of a scheme.
 
         Raises:
             UnregisteredScheme: a scheme that nobody registered.

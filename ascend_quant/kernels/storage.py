@@ -1,4 +1,4 @@
-"""Buffers of a quantized weight, how rows lie in them, and the product that computes with them: on every device."""
+"""Buffers of a quantized weight, their row layout, and the GEMM that uses them, on every device."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -13,7 +13,7 @@ CODES = {  # the dtypes that codes have while they are one to an element, by `Sc
 
 
 class WeightLayout(Protocol):
-    """Rows of a resident tensor that does not keep them as rows of elements side by side.
+    """The memory layout of a resident tensor whose rows are not contiguous.
 
     Attributes:
         tensor: what the engine computes with.
@@ -27,21 +27,21 @@ class WeightLayout(Protocol):
         """Return a copy of some rows."""
 
     def write(self, first: int, codes_NK: torch.Tensor) -> None:
-        """Put rows from number `first` on in their places."""
+        """Write rows to their places, starting at row `first`."""
 
     def sampled(self) -> torch.Tensor | None:
         """A view of the memory that holds every SAMPLE-th row, and perhaps others; None where there is no such."""
 
 
 class RefreshedLayout(WeightLayout, Protocol):
-    """A layout that keeps what kernels read in another order than the refit writes it."""
+    """A layout with derived buffers that kernels read in another order than the refit writes."""
 
     def refresh(self) -> None:
-        """Bring that up to date, once a refit."""
+        """Update the derived buffers, once per refit."""
 
 
 class Storage(NamedTuple):
-    """The buffers of one weight or stack of weights, whose addresses stay.
+    """The buffers of one weight or stacked weights, whose addresses never change.
 
     Attributes:
         codes: what the engine computes with.
@@ -75,7 +75,7 @@ def laid_out(layout: WeightLayout, served_scale: torch.Tensor) -> Storage:
 
 
 class Serving(NamedTuple):
-    """A scheme's products on one device.
+    """A scheme's GEMMs on one device.
 
     Attributes:
         linear: (x, codes, served scale, bias) -> x @ w.T + bias, in x's dtype.

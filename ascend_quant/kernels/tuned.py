@@ -1,4 +1,4 @@
-"""Which way a product is computed on this GPU, as commands/tune.py has measured it; without Triton, without a GPU.
+"""Tuned kernel choices of this GPU, as measured by commands/tune.py; reading them needs neither Triton nor a GPU.
 
 A file a GPU model: in ascend_quant/kernels/tuned lie those that are shipped; one of the same name in the user's cache
 (~/.cache/ascend_quant/tuned, or below XDG_CACHE_HOME) lays itself over it, shape by shape and bucket by bucket:
@@ -52,7 +52,7 @@ class Tiles(NamedTuple):
 
 
 class HopperTiles(NamedTuple):
-    """The tiles of `gluon_linear`, whose programs stay (persistent) and take one tile after the other.
+    """The tiles of `gluon_linear`, whose programs are persistent and loop over tiles.
 
     Attributes:
         warps: how many multiply, beside the one that loads.
@@ -102,7 +102,7 @@ class GroupedTiles(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A kind of product: what its shape is made of, and the ways to compute it with the fields of each."""
+    """A kind of tuned operation: the axes of its shape, and its implementations with their fields."""
 
     axes: tuple[str, ...]
     ways: Mapping[str, Mapping[str, type]]
@@ -116,7 +116,7 @@ Table = dict[str, dict[tuple[int, ...], dict[int, Choice]]]  # kind, shape, buck
 
 
 def find(kind: str, shape: tuple[int, ...], rows: int, beyond: bool = True) -> Choice | None:
-    """The choice for a product of so many rows on the current GPU; None where the shape was never tuned.
+    """Return the choice for this many rows on the current GPU; None if the shape is not tuned.
 
     The dictionary is shared: do not write to it.
 
@@ -127,12 +127,12 @@ def find(kind: str, shape: tuple[int, ...], rows: int, beyond: bool = True) -> C
 
 
 def gpu_name(device: int | None = None) -> str:
-    """The GPU's model as file names have it."""
+    """Return the GPU's model as in file names."""
     return torch.cuda.get_device_name(device).replace(" ", "_").replace("/", "_")
 
 
 def user_file(gpu: str) -> Path:
-    """Return the path at which the tuner keeps what it has measured for a model of GPU."""
+    """Return the path of the tuner's results for a GPU model."""
     cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache_home / "ascend_quant" / "tuned" / f"{gpu}.json"
 
@@ -147,7 +147,7 @@ def table(gpu: str) -> Table:
 
 
 def load(file: Path) -> Table:
-    """The choices of a file; none where there is no such file, or, with a line in the log, where it cannot be read.
+    """Return the choices of a file; none if it does not exist, or (with a warning) if it cannot be read.
 
     Raises:
         BadTable: it is not as the first lines here say.
@@ -178,7 +178,7 @@ def load(file: Path) -> Table:
 
 
 def save(file: Path, choices: Table) -> None:
-    """Write choices to a file, over what it holds of the same shapes and buckets; whole or not at all.
+    """Write choices to a file, replacing those of the same shapes and buckets; atomically.
 
     Raises:
         BadTable: the file is there and is not one of choices.
@@ -196,7 +196,7 @@ def save(file: Path, choices: Table) -> None:
 
 
 def merged(below: Table, above: Table) -> Table:
-    """Both tables in a new one; `above` counts where both know a shape's bucket."""
+    """Merge two tables; `above` wins where both have a shape's bucket."""
     both: Table = {}
     for one in (below, above):
         for kind, shapes in one.items():
@@ -231,7 +231,7 @@ def _read(gpu: str) -> Table:
 
 
 def _text(content: dict) -> str:
-    """JSON with a line a choice."""
+    """Format as JSON, one line per choice."""
     kinds = []
     for kind, shapes in content.items():
         lines = []

@@ -1,4 +1,4 @@
-"""What a file of choices may say, checked value by value: kernels trust the tiles (tuned.py) that are read from it."""
+"""Validation of files of tuned choices (tuned.py), value by value, since kernels trust the tile sizes in them."""
 
 import re
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ Choice = dict[str, int | bool | str]  # "by": a way; its fields
 
 
 class BadTable(ValueError):
-    """A file of choices that says something else than choices; names the file and the place."""
+    """Raised for an invalid file of choices; the message names the file and the place."""
 
 
 class ChoicesReader(NamedTuple):
-    """The reader of a file of choices, which says which place of which file is wrong."""
+    """Reads a file of choices; its errors name the file and the place."""
 
     file: Path
 

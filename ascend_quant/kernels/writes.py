@@ -1,4 +1,4 @@
-"""What a refit asks of its kernels, the same on every device: rows to write, and the tensors that they are read from.
+"""The writes that a refit passes to its kernels, the same on every device: rows to write, and their source tensors.
 
 A `RowWrite` says where the rows of one matrix go, its class what becomes of them on the way:
 
@@ -6,7 +6,7 @@ CopyWrite           they are cast to the resident's dtype
 Int8Write           int8 codes, a scale a row
 Fp8Write            fp8 codes, a scale a row, a tensor or a block
 Int4Write           int4 codes, a scale a group of a row
-PrequantizedWrite   codes that a trainer has made, each row with its scale
+PrequantizedWrite   quantized rows from a trainer, each with its scale
 SchemeWrite         codes and scales of a scheme that kernels have no word for
 
 Its source is given beside it (`Job`), as any tensor whose memory holds the matrix: a plan keeps the write and gives it
@@ -30,7 +30,7 @@ JOINED = ("copy", "int8", "int8_float32", "fp8", "int8_prequantized", "fp8_prequ
 
 @dataclass(eq=False, kw_only=True)
 class RowWrite:
-    """Rows of one source matrix on their way into rows of one resident tensor. All but copies have a `scale` too.
+    """A write of one source matrix's rows into rows of one resident tensor. All but copies have a `scale` too.
 
     Attributes:
         target: (N, K) the resident rows, last stride 1.
@@ -58,7 +58,7 @@ class RowWrite:
 
     @property
     def kind(self) -> str:
-        """What becomes of the rows, in the word by which kernels choose, such as "int8", "fp8_blocks" or "copy"."""
+        """The kind of conversion, by which kernels are selected, such as "int8", "fp8_blocks" or "copy"."""
         raise NotImplementedError(f"{type(self).__name__} is no kind of write: make one of its subclasses")
 
     @cached_property
@@ -77,7 +77,7 @@ class RowWrite:
 
     @property
     def joins(self) -> bool:
-        """True if its rows are quantized one by one, so that those of two writes may be one write's."""
+        """Whether rows are quantized separately, so that two writes can be merged."""
         return self.kind in JOINED
 
     def joined(self, other: "RowWrite") -> "RowWrite":
@@ -125,7 +125,7 @@ class CopyWrite(RowWrite):
 
 @dataclass(eq=False, kw_only=True)
 class Int8Write(RowWrite):
-    """Codes of int8 with a scale a row.
+    """Quantization to int8 with one scale per row.
 
     Attributes:
         scale: float32 (N), written with the codes.
@@ -186,7 +186,7 @@ class Fp8Write(RowWrite):
 
 @dataclass(eq=False, kw_only=True)
 class Int4Write(RowWrite):
-    """Codes of int4, which lie as the layout has them.
+    """Quantization to int4, in the layout's order.
 
     Attributes:
         scale: BF16 (N, K/group).
@@ -200,7 +200,7 @@ class Int4Write(RowWrite):
 
 @dataclass(eq=False, kw_only=True)
 class PrequantizedWrite(RowWrite):
-    """Codes that have been made elsewhere, of the target's dtype.
+    """Pre-quantized values in the target's dtype.
 
     Behind each of the source's whole rows is the row's scale: the four bytes of a float32, which need not be aligned
     (see `transfer.prequantized`).
@@ -232,7 +232,7 @@ class PrequantizedWrite(RowWrite):
 
 @dataclass(eq=False, kw_only=True)
 class SchemeWrite(RowWrite):
-    """Codes and scales that the scheme's own `quantize` makes of whole rows.
+    """Quantization of complete rows by the scheme's own `quantize`.
 
     Attributes:
         scale: (N, S), of the dtype that the scheme's definition says.
@@ -253,7 +253,7 @@ def scales_in(bytes_NB: torch.Tensor) -> torch.Tensor:
 
 @dataclass(eq=False)
 class WriteBatch:
-    """Writes of tensors that come together.
+    """Writes of the tensors of one call.
 
     Attributes:
         writes: in any order.
@@ -267,7 +267,7 @@ class WriteBatch:
 
 
 class Job(NamedTuple):
-    """Writes, the tensors that they read this time, and for each tensor its address and its counter of bad elements."""
+    """Writes with this refit's source tensors, and each tensor's address and slot of its NaN and Inf counter."""
 
     batch: WriteBatch
     tensors: Sequence[torch.Tensor]

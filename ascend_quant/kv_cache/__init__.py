@@ -1,4 +1,4 @@
-"""What a quantized KV cache needs of a refit: each part is a `refit.Check`, which `Refit` calls without knowing it.
+"""Updates of a quantized KV cache in a refit: each part is a `refit.Check`, so `Refit` does not depend on it.
 
 scales.py            static scales of an fp8 or int8 cache, which follow the weights
 bounds.py            bounds of q, k and v from the weights alone, before a trainer has sent scales

@@ -1,4 +1,4 @@
-"""Upper bounds of q, k and v of a layer, from its weights alone: for scales before a trainer has seen any.
+"""Upper bounds of q, k and v of a layer, computed from its weights: for KV cache scales before a trainer has sent any.
 
 The input of q_proj, k_proj and v_proj is x g, where RMSNorm makes sum(x^2) at most H, its length, and g is the norm's
 weight. So a row w gives at most sqrt(H) |w g| + |bias| (Cauchy and Schwarz), and every row of a matrix is, element by
@@ -30,10 +30,10 @@ PARTS = re.compile(
 
 
 class Bounds:
-    """The bounds of q, k and v from the tensors of a refit, which come in any order; of each a row is kept.
+    """Bounds of q, k and v from the tensors of a refit, in any order; one row is kept of each.
 
     Args:
-        gain: of the rotation, at most (yarn's is above 1).
+        gain: maximum gain of the rotary embedding (above 1 for yarn).
     """
 
     def __init__(self, gain: float = 1.0):
@@ -44,7 +44,7 @@ class Bounds:
         self._seen = {}
 
     def take(self, name: str, tensor: torch.Tensor) -> None:
-        """Take in a tensor that a bound needs, asynchronously like a kernel that reads it; pass over others."""
+        """Add a tensor that a bound needs, asynchronously like a kernel that reads it; other tensors are ignored."""
         found = PARTS.search(name)
         if found is None or tensor.dim() > 2 or not tensor.numel():
             return
@@ -55,7 +55,7 @@ class Bounds:
         self._seen[f"{found[1]}.{found[2]}"] = kept.to(torch.float32, copy=True).flatten()
 
     def of(self, layer: str) -> torch.Tensor | None:
-        """Bound q, k and v (3,) of attention `layers.N.self_attn`; None where a tensor that it needs has not come."""
+        """Bound q, k and v (3,) of attention `layers.N.self_attn`; None if a required tensor is missing."""
         block, _, attention = layer.rpartition(".")
         norm = self._seen.get(f"{block}.input_layernorm.weight")
         if norm is None or attention != "self_attn":

@@ -1,17 +1,17 @@
-"""Scales of a KV cache that lie beside it, not in it: they follow the weights in every refit.
+"""Static KV cache scales (stored outside the cache), updated with the weights in every refit.
 
     fp8 (e4m3)           one a layer for queries, keys and values each
     int8 (Ascend's C8)   one a layer for each channel of each head, of keys and values
 
-A trainer that has seen q, k and v of its step sends them behind the weights:
+A trainer that has observed q, k and v of its step sends them after the weights:
 
     model.layers.0.self_attn.attn.k_scale        float32, one element or as many as the heads have channels: the largest
                                                  |k| times a margin, over the largest code
     ascend_quant.kv_scales_age                   int64: steps since they were taken, 0 for those of this step
 
-Without any, the refit takes bounds from its own weights (bounds.py), for fp8 alone. Either way they are of the
-weights that they serve with: they are written with every refit, and again after whatever resets the engine's buffers.
-An engine whose buffers hold others may not serve.
+Otherwise the refit computes bounds from its own weights (bounds.py), for fp8 only. Either way the scales belong to the
+    weights in use: every refit writes them, and they are written again after anything resets the engine's buffers. An
+    engine with other values in these buffers refuses to serve.
 """
 
 import hashlib
@@ -36,11 +36,11 @@ class Form:
     """The form of the KV cache scales of one cache dtype.
 
     Attributes:
-        cache: the dtype, as the option names it.
-        kinds: queries, keys, values: what has scales.
-        largest: the largest code.
-        margin: the factor on the largest magnitude that was seen, since the next samples and weights are others.
-        by_channel: one for each channel of each head; else one a layer.
+        cache: the dtype, as in the option kv_cache.
+        kinds: which of queries, keys and values have scales.
+        largest: the largest quantized value.
+        margin: the factor on the observed amax, since later samples and weights differ.
+        by_channel: whether there is a scale per channel of each head; otherwise one per layer.
     """
 
     cache: str
@@ -68,7 +68,7 @@ def scale_of(largest: torch.Tensor, form: Form) -> torch.Tensor:
 
 
 def sent_name(attention: str, kind: str) -> str:
-    """Return the name of the tensor in which a scale travels, of an attention such as `model.layers.0.self_attn`."""
+    """Return the name of the sent tensor of a scale, for an attention layer such as `model.layers.0.self_attn`."""
     return f"{attention}.attn.{kind}_scale"
 
 
@@ -77,8 +77,8 @@ class Scales:
     """The KV cache scales of one refit.
 
     Attributes:
-        by_layer: (kinds, channels) float32 on the host, of each attention, by its name from `layers.` on.
-        age: steps since a trainer took them; None for bounds of the weights.
+        by_layer: (kinds, channels) float32 on the host for each attention layer, by its name from `layers.` on.
+        age: steps since a trainer measured them; None for bounds from the weights.
     """
 
     by_layer: Mapping[str, torch.Tensor] = field(repr=False)
@@ -99,8 +99,8 @@ class Buffers(Protocol):
     """The buffers in which an engine keeps the KV cache scales of one model.
 
     Attributes:
-        form: what its scales are.
-        channels: of one layer on all ranks together: elements of one tensor that comes.
+        form: the form of its scales.
+        channels: number of channels of a layer over all ranks, which is the size of a sent tensor.
     """
 
     form: Form
@@ -108,18 +108,18 @@ class Buffers(Protocol):
 
     @property
     def layers(self) -> Sequence[str]:
-        """The attentions whose cache has scales, by their names from `layers.` on."""
+        """The attention layers whose cache has scales, by their names from `layers.` on."""
         ...
 
     def kept(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return what each buffer of a layer holds on this rank for scales (kinds, channels), float32 on the host."""
+        """Return the values of a layer's buffers on this rank for scales (kinds, channels), float32 on the host."""
         ...
 
     def write(self, by_layer: Mapping[str, torch.Tensor]) -> None:
-        """Write the scales (kinds, channels) of these attentions in place, on the device and on the host."""
+        """Write the scales (kinds, channels) of these attention layers in place, on the device and on the host."""
 
     def read(self) -> Mapping[str, Sequence[torch.Tensor]]:
-        """Read back what the buffers of each attention hold, as `kept` gives it; waits for the device."""
+        """Read back the buffers of each attention layer, in the form of `kept`; waits for the device."""
         ...
 
 
@@ -127,13 +127,13 @@ class KvScales(Check):
     """The scales of one engine worker.
 
     Args:
-        buffers: where they go.
-        bounds: for a refit in which none come; None for a model of which none are known.
+        buffers: the engine's buffers.
+        bounds: for a refit without sent scales; None for a model without known bounds.
         kind_of_model: for messages.
 
     Attributes:
-        current: the scales of the last refit that closed; None before, and with dummy weights.
-        needs_look: whether the buffers have been written, and are to be read back before a request is served.
+        current: the scales of the last closed refit; None before it, and with dummy weights.
+        needs_look: whether the buffers have been written and must be read back before a request is served.
     """
 
     name = "kv_scales"
@@ -157,7 +157,7 @@ class KvScales(Check):
             self._bounds.begin()
 
     def take(self, weights: Iterable[NamedTensor], received: Received) -> Iterable[NamedTensor]:
-        """Return the weights without the scales among them, which are kept and counted."""
+        """Return the weights without scales; scales are stored and counted."""
         rest = self._without_scales(weights, received)
         return list(rest) if isinstance(weights, (list, tuple)) else rest
 
@@ -172,7 +172,7 @@ class KvScales(Check):
             yield name, tensor
 
     def _keep(self, name: str, tensor: torch.Tensor) -> None:
-        """Keep a copy of a tensor of scales, whose bucket the next one overwrites, or of their age."""
+        """Copy a tensor of scales (the next bucket may overwrite it), or their age."""
         wanted, count = (torch.int64, 1) if name == AGE else (torch.float32, self._buffers.channels)
         if tensor.numel() != count or tensor.dtype != wanted:
             raise RefitError(f"{name}: {tensor.dtype} of shape {list(tensor.shape)}; send {wanted}, elements: {count}")
@@ -192,7 +192,7 @@ class KvScales(Check):
         """End a refit: check its scales, and write them to the engine's buffers.
 
         Raises:
-            RefitError: some are missing, too many, of an earlier step, or no numbers to divide by.
+            RefitError: some are missing, unexpected, of an earlier step, or not valid as divisors.
         """
         found = self._those_sent() if self._sent or self._age is not None else self._bounds_of_weights()
         for layer, values in found.by_layer.items():
@@ -253,7 +253,7 @@ class KvScales(Check):
         self.write()
 
     def write(self, layer: str | None = None) -> None:
-        """Write the scales to the engine's buffers once they are known; again after what resets them, or a layer's."""
+        """Write the scales to the engine's buffers once they are known, and again after anything resets them."""
         if self.current is not None:
             known = self.current.by_layer
             self._buffers.write(known if layer is None else {layer: known[layer]})

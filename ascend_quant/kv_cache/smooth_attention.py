@@ -29,12 +29,12 @@ class Attention:
     """The tensors and sizes of one attention layer on one rank.
 
     Attributes:
-        name: of the layer.
-        input_norm: RMSNorm's weights in front of the projections.
+        name: the layer's name.
+        input_norm: weights of the RMSNorm before the projections.
         qkv: rows of all query heads, then of the key heads, then of the value heads; query heads of a group together.
-        bias: of these rows.
-        q_norm, k_norm: RMSNorm's weights behind the projections, the same for all heads.
-        heads, kv_heads, head: how many query and key heads, and how many channels each.
+        bias: bias of these rows.
+        q_norm, k_norm: weights of the RMSNorms after the projections, shared by all heads.
+        heads, kv_heads, head: number of query heads and of key heads, and head size.
     """
 
     name: str
@@ -49,26 +49,26 @@ class Attention:
 
 
 def why_unknown(model_type: str) -> str | None:
-    """Return why it is unknown how large keys of this model type are; None where RMSNorm comes before attention."""
+    """Return why the magnitude of keys is unknown for this model type; None if an RMSNorm precedes attention."""
     if model_type in NORM_BEFORE_ATTENTION:
         return None
     return f"whether models of type {model_type} have RMSNorm in front of q, k and v is not known here"
 
 
 def is_served(qkv: ResidentWeight) -> bool:
-    """Return whether each row is kept as a row, and has one scale or none."""
+    """Return whether each row is stored as a row, and has at most one scale."""
     return qkv.layout is None and (not qkv.codes or type(qkv) in (QuantizedWeight, TensorScaledWeight))
 
 
 class KeyBalance(Check):
-    """The balance of the key channels of one engine worker.
+    """SmoothAttention of one engine worker.
 
     Args:
-        attentions: the model's; none where it cannot be balanced.
-        why_not: the reason why it cannot be.
+        attentions: the model's attention layers; empty if it is not supported.
+        why_not: the reason if it is not supported.
 
     Attributes:
-        factors: of the last refit that closed, by the layer's name: (kv_heads, head) float32 on the device.
+        factors: of the last closed refit, by the layer's name: (kv_heads, head) float32 on the device.
         cache_since: the number of the refit since which they are these; keys that were cached before have other
             factors.
     """
@@ -80,16 +80,16 @@ class KeyBalance(Check):
 
     @torch.no_grad()
     def transform(self) -> None:
-        """Balance the tensors of a refit, all of which have been written since the last call; nothing waits."""
+        """Balance the tensors of a refit, all of which have been written since the last call; asynchronous."""
         before = self._digests()
         self._new = {attention.name: _balanced(attention) for attention in self._attentions}
         self._moved = [self._digests(), before]
 
     def settle(self, number: int, digest: int) -> int:
-        """End refit `number` well, and correct the digest by what balancing changed; waits for the device.
+        """Finish the successful refit `number`, and correct the digest for the balanced tensors; waits for the device.
 
         Args:
-            digest: of all residents, as they were written.
+            digest: digest of all residents as they were written.
 
         Returns:
             The digest of all residents as they are.
@@ -120,7 +120,7 @@ def _touched(one: Attention) -> list[tuple[torch.Tensor, int]]:
 
 
 def _balanced(one: Attention) -> torch.Tensor:
-    """Multiply what belongs to one layer; its factors (G, D)."""
+    """Scale the tensors of one layer; returns its factors (G, D)."""
     keys = slice(one.heads * one.head, (one.heads + one.kv_heads) * one.head)
     bias_N = None if one.bias is None else one.bias.data[keys]
     k_norm_D = None if one.k_norm is None else one.k_norm.data
@@ -139,7 +139,7 @@ def _balanced(one: Attention) -> torch.Tensor:
 
 
 def _rows(weight: ResidentWeight, rows: slice) -> torch.Tensor:
-    """The values of some rows."""
+    """Return the values of some rows."""
     if isinstance(weight, QuantizedWeight):
         return oracle.dequantize(weight.data[rows], weight.scale.view(-1)[rows])
     return weight.data[rows]

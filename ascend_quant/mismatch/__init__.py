@@ -1,4 +1,4 @@
-"""`ascend-quant mismatch`: how far the quantized policy is from the BF16 one, by the figures of estimators.py.
+"""`ascend-quant mismatch`: the distance between the quantized and the BF16 policy, with the metrics of estimators.py.
 
 measure.py      which engines sample and score, and the report that comes of it
 prompts.py      what the engines are asked, built in or from a file, as token ids

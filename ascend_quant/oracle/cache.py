@@ -1,4 +1,4 @@
-"""The definition of the int8 cache of keys and values: a scale for each token and head, and attention over it.
+"""Reference implementation of the int8 KV cache, with a scale per token and head, and of attention over it.
 
 A row is the `head` numbers of one token's key (or value) of one head. It is quantized as a token's activations are:
 scale = absmax / 127 in float32, code = round-half-even(x / scale) in [-127, 127]; a row of zeros has scale 0 and codes

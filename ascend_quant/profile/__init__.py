@@ -1,4 +1,4 @@
-"""A profile: how an updated BF16 weight becomes the weight of a smoothed W8A8 checkpoint.
+"""A profile: the smoothing rules that turn an updated BF16 weight into the weight of a smoothed W8A8 checkpoint.
 
 rules.py         what is done with each parameter
 files.py         a profile's own files, and FlashRL's `.pt`: written, read and checked

@@ -1,4 +1,4 @@
-"""How tools compute codes, and which weights have given codes.
+"""The rounding of quantization tools, and its inverse: the weights that round to a given code.
 
     float32            x = w * input_factor * output_factor                code = round(x / scale)
     bfloat16           x = bf16(bf16(w * input_factor) * output_factor)    code = round(x / scale)

@@ -1,6 +1,5 @@
-"""A checkpoint folder: its files and what its JSON says, and its tensors by name, read one at a time.
-
-Without a tensor read nothing here imports torch: `launch` looks at a model folder before a run.
+"""A checkpoint folder: its files, its JSON, and its tensors by name, read one at a time. torch is imported only to read
+a tensor, since `launch` checks a model folder before a run.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Two checkpoints, and the rules that lead from the BF16 one to the W8A8 one.
+"""Comparison of a BF16 and a W8A8 checkpoint, which yields the rules that map one to the other.
 
 Layer by layer: the factors (`solve`), then every parameter is made from the BF16 one by its rule and compared with what
 the W8A8 checkpoint holds. What rules cannot express (a rotation, another model, a bias of a norm) is an error.

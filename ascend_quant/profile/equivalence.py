@@ -1,4 +1,4 @@
-"""Equivalence: a profile must leave the model's function as it is, by algebra, for all weights and all tokens at once.
+"""Equivalence check: a profile must not change the model's function, shown algebraically for all weights and tokens.
 
     norm           n / s        what it feeds     W * s         the factors of both, multiplied, are 1
     v or up        W / t        o or down         W * t         the same, each head of v spread over those of o

@@ -1,4 +1,4 @@
-"""A profile's files: ours, tensors in safetensors and the rest in JSON beside them; and FlashRL's own profile.pt.
+"""Profile files: our format (tensors in safetensors, the rest in JSON), and FlashRL's profile.pt.
 
 FlashRL's for int8 is a dict, name -> {input_scale, output_scale, type}. It computes
     codes = round(w_NK * output_scale_N1 * input_scale_1K), clamped to [-128, 127]

@@ -1,4 +1,4 @@
-"""Which parameters share a factor, by their names in a decoder layer (Llama, Qwen2, Qwen3, DeepSeek, their experts).
+"""Groups of parameters that share a smoothing factor, by name in a decoder layer (Llama, Qwen2, Qwen3, DeepSeek).
 
 norm -> q, k, v            the norm is divided by a factor_K, its consumers are multiplied with it
 norm -> gate, up, router   the same, in every expert

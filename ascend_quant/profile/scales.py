@@ -1,4 +1,4 @@
-"""How a checkpoint's weights are quantized: what config.json says about groups of layers, and what scales must be."""
+"""The quantization of a checkpoint's weights: config.json's groups of layers, and checks of the scales."""
 
 from typing import Literal
 

@@ -1,6 +1,6 @@
-"""The factors of one group: a norm, what it feeds, and the pairs that begin there.
+"""The smoothing factors of one group: a norm, the layers that read its output, and their pairs.
 
-Which arithmetic made the checkpoint is found on the way: that whose bounds leave a factor for every channel.
+The solver also detects the arithmetic of the checkpoint's tool: the one whose bounds allow a factor for every channel.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,7 @@
-"""Which layers of a model of torch modules are fake-quantized: those that the vLLM plugin quantizes.
+"""Selection of the torch modules that are fake-quantized: those that the vLLM plugin quantizes.
 
 Every `nn.Linear` and every module that holds experts in tensors of three dimensions (transformers 5: gate_up_proj or
-up_proj, and down_proj), but for heads, routers and what `ignore` names. Embeddings and norms are neither.
+up_proj, and down_proj), except for heads, routers and what `ignore` matches. Embeddings and norms are not among them.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""How a layer comes to compute with fake-quantized weights: while its forward runs, its parameters read as such.
+"""Layers that compute with fake-quantized weights: in their forward, `self.weight` is the fake-quantized value.
 
 Only the module's class changes. Parameters, their names, state_dict, optimizers and what a trainer sends to the
-rollout are as before, and any forward will do, since all of them read `self.weight`. FSDP may wrap the model before
+rollout are unchanged, and any forward works, since all of them read `self.weight`. FSDP may wrap the model before
 or after: it puts the whole parameter in its place before a forward, and the forward runs in `torch.utils.checkpoint`
 once more.
 

@@ -1,12 +1,12 @@
-"""A refit: one weight sync, written in place into an engine's own buffers. Nothing here knows an engine.
+"""A refit applies one weight sync in place to an engine's own buffers. This package does not depend on an engine.
 
 session.py        `Refit`: open, write, close
 serving_state.py  whether the engine may serve: failed refits, sleep
-check.py          what else belongs to a refit: a tied head, smoothing, scales of a KV cache
-plan.py           which rows each tensor ends in, learnt from one refit through the loaders
+check.py          what else a refit updates or checks: a tied head, smoothing, KV cache scales
+plan.py           the rows that each tensor is written to, recorded during one refit through the loaders
 resident.py       the engine's buffers, and what a shard writes into them (matrices.py)
-row_buffer.py     which of their rows are written
-scales.py         those whose scales are shared otherwise than by rows
+row_buffer.py     tracking of the rows that are written
+scales.py         quantized weights with other scales than one per row
 batch.py          writes on their way to the kernels; NaN and infinity
 kernel_warm_up.py kernels compiled before the first refit
 received.py       tensors counted as they were sent

@@ -1,6 +1,6 @@
 """The writes of one refit: collected, handed to the kernels in batches, checked for NaN and infinity on the device.
 
-A source tensor must stay as it is until its writes are flushed; who owns it decides when that is.
+A source tensor must not change until its writes are flushed; its owner decides when to flush.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from ascend_quant.transfer.prequantized import parted
 
 
 class Batch:
-    """Jobs that wait, and the counters of those that are done.
+    """Queued writes, and the counters of those that are done.
 
     Args:
         device: where the resident weights are.
-        sparing: whether the kernels shall take little work space: the engine may keep for good what a first load took.
+        sparing: whether kernels use little workspace, since the engine may keep what the first load has allocated.
     """
 
     def __init__(self, device: torch.device, sparing: bool = False):
@@ -32,12 +32,12 @@ class Batch:
         self._sources: list[tuple[str, int]] = []
 
     def new_sources(self, sources: Sequence[tuple[str, int]]) -> int:
-        """A number for the first of these tensors (name, elements), under which its bad elements are counted."""
+        """Register tensors (name, elements), whose NaN and Inf are counted; returns the first one's number."""
         self._sources += sources
         return self.counters.new_slots(len(sources))
 
     def add(self, writes: WriteBatch, tensors: Sequence[torch.Tensor], addresses: Sequence[int], first: int) -> None:
-        """Queue writes of tensors that are numbered in a row."""
+        """Queue writes of tensors with consecutive numbers."""
         self._jobs.append(Job(writes, tensors, addresses, np.arange(first, first + len(tensors))))
 
     def add_single(self, write: RowWrite, source: torch.Tensor, number: int) -> None:
@@ -45,7 +45,7 @@ class Batch:
         self._single.append((write, source, number))
 
     def flush(self) -> None:
-        """Start all waiting writes; where reading a counter costs nothing, check them at once."""
+        """Start all queued writes; if reading a counter needs no synchronization, check them at once."""
         jobs, self._jobs = self._jobs, []
         if self._single:
             jobs.append(Job.of_each(*zip(*self._single, strict=True)))

@@ -1,6 +1,6 @@
-"""What a refit brings up to date or checks beside the weights' own rows: a tied head, smoothing, a KV cache's scales.
+"""Checks: what a refit updates or verifies besides the rows of weights: a tied head, smoothing, KV cache scales.
 
-A refit calls each of its checks in this order:
+A refit calls the methods of each check in this order:
 
     begin      it opens
     take       each group of tensors, before any of them is written; a check keeps what is its own, or changes them
@@ -9,8 +9,7 @@ A refit calls each of its checks in this order:
     check      all tensors have come: raise RefitError if the refit may not stand
     settle     it has succeeded
 
-Between refits the serving state asks whether what a check has written is still there. Every method may be left as it
-is here, where it does nothing.
+Between refits the serving state asks each check whether its buffers are unchanged. Methods do nothing by default.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,9 +28,9 @@ class Check:
     """A check that does nothing.
 
     Attributes:
-        name: of its part in receipts.
-        needs_look: whether what it has written is to be read back before a request is served.
-        cache_since: the number of the refit since which cached keys and values are to be read as now; 0: always.
+        name: key of its report in receipts.
+        needs_look: whether its buffers must be read back before a request is served.
+        cache_since: the number of the last refit that changed how cached keys and values are read; 0 for none.
     """
 
     name = ""
@@ -40,46 +39,46 @@ class Check:
 
     @property
     def report(self) -> Report | None:
-        """Its part of the receipt of the last refit that closed; None where there is nothing to report."""
+        """Return its report in the receipt of the last closed refit; None if there is nothing to report."""
         return None
 
     def begin(self) -> None:
         """A refit begins."""
 
     def extra_writes(self, resident: ResidentWeight) -> Iterable[tuple[RowWrite, torch.dtype]]:
-        """Yield examples of writes that only this check leads to, whose kernels are to be compiled ahead."""
+        """Yield examples of writes that only this check causes, so that their kernels are compiled in advance."""
         return ()
 
     def take(self, weights: Iterable[NamedTensor], received: Received) -> Iterable[NamedTensor]:
-        """Return the tensors that are to be written, a list of a list; those that are kept are counted."""
+        """Return the tensors still to be written, a list for each list; the check keeps and counts the others."""
         return weights
 
     def transform(self) -> None:
-        """Multiply resident tensors, all of which have been written; nothing waits."""
+        """Multiply resident tensors after all of them have been written, asynchronously."""
 
     def derive(self) -> None:
-        """Bring up to date what the engine computes from its weights."""
+        """Update the buffers that the engine derives from its weights."""
 
     def check(self, entries: Mapping[str, Entry]) -> None:
-        """End the refit; raise RefitError if it may not stand, all residents written and these tensors come."""
+        """End the refit, after all residents were written; raise RefitError if it is not valid."""
 
     def settle(self, number: int, digest: int) -> int:
-        """Return the digest of all residents once refit `number` has succeeded, given that of what was written."""
+        """Return the digest of all residents after refit `number`, given the digest of what was written."""
         return digest
 
     def look(self) -> None:
-        """Read back what was written, if nobody has since; waits for the device."""
+        """Read back the buffers, unless that was done since the last write; waits for the device."""
 
     def why_not_servable(self) -> str | None:
-        """Return why no request may be served with what was written; None if nothing is known against it."""
+        """Return why no request may be served with these buffers; None if there is no known reason."""
         return None
 
     def cache_woke(self) -> None:
-        """The KV cache woke up, with which the engine resets buffers."""
+        """Handle the wake-up of the KV cache, at which the engine resets buffers."""
 
 
 class Derived(Check):
-    """What an engine derives from its weights and keeps beside them."""
+    """Buffers that an engine derives from its weights."""
 
     def __init__(self, refreshes: Sequence[Callable[[], None]]):
         self._refreshes = refreshes

@@ -1,8 +1,8 @@
-"""The sampled codes in host memory while a sleep discards those in the buffers, for the receipt's `changed` alone.
+"""A host copy of sampled quantized rows during sleep, used only for the receipt's `changed`.
 
-A refit compares what it writes with the codes that it overwrites, in every 64th row (`counters.SAMPLE`). Sleep level 2
-forgets the buffers' bytes; so these rows are copied to the host before it and put back after it, and the next refit
-finds what it would have found without the sleep. Nothing is served from them: until that refit the engine refuses.
+A refit compares the values that it writes with those that it overwrites, in every 64th row (`counters.SAMPLE`). Sleep
+    level 2 discards the buffers' bytes, so these rows are copied to the host before it and restored after it, and the
+    next refit counts the same changes as without the sleep. They are never served: the engine refuses until that refit.
 
 Host memory while the engine sleeps: 1/64 of the codes' bytes (int4 on CUDA: 1/32), rounded up to a power of two, so
 128 MiB for 7B parameters in int8, pinned; torch keeps it for the next sleep. Device time: a copy of so many bytes each
@@ -23,10 +23,10 @@ PIECE = 16 << 20  # bytes that travel in one copy, through as much memory of the
 
 
 class CodeSnapshot:
-    """Copies of the residents' sampled rows, made in the constructor, which waits for the device.
+    """Host copies of the residents' sampled rows, made in the constructor, which waits for the device.
 
     Raises:
-        RuntimeError: torch's, where the host has not so much memory.
+        RuntimeError: the host does not have enough memory (raised by torch).
     """
 
     def __init__(self, residents: Sequence[ResidentWeight]):
@@ -47,7 +47,7 @@ class CodeSnapshot:
 
     @classmethod
     def of(cls, residents: Sequence[ResidentWeight]) -> "CodeSnapshot | None":
-        """The copies; None where they cannot be had: a metric is no reason to end a run."""
+        """Return the copies; None if they cannot be made, since a metric must not end a run."""
         if any(resident.codes and resident.sampled_codes() is None for resident in residents):
             return None
         try:
@@ -57,7 +57,7 @@ class CodeSnapshot:
             return None
 
     def put_back(self) -> bool:
-        """Write the rows where they were, asynchronously; return whether that was possible."""
+        """Restore the rows, asynchronously; return whether that was possible."""
         try:
             for held, piece in self._kept:
                 there = held.to(self._device, non_blocking=True)
@@ -84,6 +84,6 @@ def _pieces(rows: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 def _places(memory: torch.Tensor, piece: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Each tensor with its part of some bytes."""
+    """Yield each tensor with its part of a byte buffer."""
     places = torch.split(memory, [part.nbytes for part in piece])
     return ((place.view(part.dtype).view(part.shape), part) for place, part in zip(places, piece, strict=True))

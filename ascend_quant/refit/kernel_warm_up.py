@@ -1,4 +1,4 @@
-"""Compilation of a refit's kernels before an engine measures its memory and captures graphs."""
+"""Compilation of a refit's kernels before an engine profiles its memory and captures graphs."""
 
 import time
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ SENT_AS = (torch.bfloat16, torch.float32)  # by trainers
 
 
 def prepare(refit: Refit, prequantized: bool = False) -> float:
-    """Compile the kernels of refits from tensors on the engine's device, and of these tensors' digests.
+    """Compile the kernels for refits from tensors on the engine's device, and for digests of these tensors.
 
     Args:
-        prequantized: for tensors that come pre-quantized (transfer/prequantized.py), as few trainers send them.
+        prequantized: also for pre-quantized tensors (transfer/prequantized.py), which few trainers send.
 
     Returns:
         Seconds.

@@ -1,4 +1,4 @@
-"""Shards cut into matrices whose rows follow each other, in the source and in the engine's buffer."""
+"""Splits shards into matrices whose rows are consecutive in the source and in the engine's buffer."""
 
 from collections.abc import Callable, Iterator
 from operator import itemgetter
@@ -8,7 +8,7 @@ import torch
 
 
 class Piece(NamedTuple):
-    """A matrix of a shard and where it goes, with where its scales go, its whole rows and its static scales if any."""
+    """A matrix of a shard with the destinations of its values and scales, and optional whole rows and static scales."""
 
     source: torch.Tensor
     target: torch.Tensor
@@ -17,7 +17,7 @@ class Piece(NamedTuple):
     static_scale: torch.Tensor | None
 
     def each(self, part: Callable[[torch.Tensor], torch.Tensor]) -> "Piece":
-        """Return a piece of that part of each tensor."""
+        """Return the piece with this slice of each tensor."""
         scale, whole, static_scale = (None if one is None else part(one) for one in self[2:])
         return Piece(part(self.source), part(self.target), scale, whole, static_scale)
 
@@ -37,10 +37,10 @@ def matrices_of(piece: Piece, length: int) -> Iterator[Piece]:
 
 
 def _flattens(tensor: torch.Tensor) -> bool:
-    """Return whether the first two dimensions are one, as far as addresses go."""
+    """Return whether the first two dimensions can be flattened to one without a copy."""
     return tensor.stride(0) == tensor.shape[1] * tensor.stride(1)
 
 
 def offset_in(view: torch.Tensor, tensor: torch.Tensor) -> int:
-    """Return how many elements a view begins behind the first element of a tensor."""
+    """Return the offset of a view in a tensor, in elements."""
     return int(view.storage_offset()) - int(tensor.storage_offset())  # symbolic in graphs alone

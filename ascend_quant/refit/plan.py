@@ -1,8 +1,8 @@
-"""A refit plan: which resident rows each tensor of the trainer ends in, learnt from one refit through the loaders.
+"""A refit plan: the resident rows of each trainer tensor, recorded during one refit through the loaders.
 
-An engine's loaders take tens of microseconds of Python a tensor. Where a tensor went the first time, with its shape,
-is where it goes every time; so later refits look its writes up by name. What cannot be known that way (a loader that
-rearranged the tensor first, padding) keeps going through the loader.
+An engine's loaders take tens of microseconds of Python per tensor. A tensor of the same name and shape always goes to
+    the same rows, so later refits look up its writes by name. Tensors for which this does not hold (a loader that
+    rearranged the tensor first, padding) keep going through the loader.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ WAYS = 4  # of sending all tensors, that are kept
 
 
 def together(weights: Iterable[NamedTensor]) -> Iterator[Sequence[NamedTensor]]:
-    """Groups of tensors that stay as they are until all of them are written: a generator may reuse a buffer."""
+    """Yield groups of tensors that do not change until the whole group is written; a generator may reuse its buffer."""
     if isinstance(weights, (list, tuple)):
         start, size = 0, FEWEST
         while (left := len(weights) - start) > 0:
@@ -43,10 +43,10 @@ class Entry:
 
     Attributes:
         shape: the tensor's.
-        writes: the parts of the contiguous tensor and where they go; empty for one that this rank has no use for.
-        by_loader: the writes do not tell the whole story: ask the loader every time.
-        skipped: the engine's own loader leaves the tensor out by design.
-        prequantized: the tensor holds codes and their scales.
+        writes: parts of the contiguous tensor and their destinations; empty for a tensor that this rank does not use.
+        by_loader: the writes are incomplete; call the loader every time.
+        skipped: the engine's own loader skips the tensor by design.
+        prequantized: whether the tensor is pre-quantized, with its scales.
     """
 
     shape: torch.Size
@@ -57,44 +57,44 @@ class Entry:
 
     @property
     def is_idle(self) -> bool:
-        """True if this rank has no use for the tensor."""
+        """Whether this rank does not use the tensor."""
         return not self.writes and not self.by_loader
 
     def add(self, resident: ResidentWeight, write: RowWrite) -> None:
-        """Note a write, joined to the last one if it goes on there: a stack of experts becomes one."""
+        """Add a write, merged with the last one if contiguous, so that stacked experts become one write."""
         if self.writes and self.writes[-1][0] is resident and self.writes[-1][1].followed_by(write):
             write = self.writes.pop()[1].joined(write)
         self.writes.append((resident, write))
 
     def is_matched_by(self, other: "Entry | None") -> bool:
-        """Return whether another refit's entry of the same name wrote as much."""
+        """Return whether another refit's entry of the same name wrote the same amount."""
         if other is None:
             return self.is_idle
         return sum(write.rows for _, write in other.writes) >= sum(write.rows for _, write in self.writes)
 
     def fits(self, tensor: torch.Tensor) -> bool:
-        """Return whether the writes tell where this tensor goes; a loader refuses by name what may not go there."""
+        """Return whether the writes are valid for this tensor; if not, the loader handles or refuses it."""
         as_learnt = lies_as_read(tensor) if self.prequantized else is_plain(tensor)
         taken = all(resident.takes(tensor.dtype, self.prequantized) for resident, _ in self.writes)
         return not self.by_loader and tensor.shape == self.shape and as_learnt and taken
 
 
 class Call:
-    """The plan for tensors that came together in one call: looked up once a call, not once a tensor.
+    """The plan for the tensors of one call: looked up once per call, not once per tensor.
 
     Args:
         weights: the tensors, each name once.
-        entries: of their names, at least.
+        entries: plan entries, at least of these names.
 
     Attributes:
         names: of all tensors.
-        taken: positions of the tensors that this rank has a use for; `sources` are their names and sizes.
-        skipped: names of those that the engine's own loader leaves out by design.
-        rest: positions of those that the loader must take.
-        entries: of all but these.
-        writes: those of the taken ones; `rows` tells how many rows of which resident these are.
-        edges: blocks that the writes have a part in, see `edges_of`.
-        tensors, bytes: how much is written by them.
+        taken: positions of the tensors that this rank uses; `sources` are their names and sizes.
+        skipped: names of the tensors that the engine's own loader skips by design.
+        rest: positions of the tensors that must go through the loader.
+        entries: plan entries of all other tensors.
+        writes: of the taken tensors; `rows` is the number of rows of each resident.
+        edges: blocks that are only partly covered, see `edges_of`.
+        tensors, bytes: amounts written.
     """
 
     def __init__(self, weights: Sequence[NamedTensor], entries: Mapping[str, Entry]):
@@ -134,7 +134,7 @@ class Call:
             self.edges |= edges_of(resident, [write])
 
     def addresses(self, weights: Sequence[NamedTensor]) -> list[int] | None:
-        """Return the addresses of the taken tensors; None if names, or what writes depend on, are not this call's."""
+        """Return the addresses of the taken tensors; None if names or properties differ from this call's."""
         names, tensors = zip(*weights, strict=True)
         if names != self.names:
             return None
@@ -147,7 +147,7 @@ class Call:
         return self._addresses_of(weights, taken)
 
     def first_addresses(self, weights: Sequence[NamedTensor]) -> list[int]:
-        """Return the addresses of the taken ones among the very tensors that this call was made for."""
+        """Return the addresses of the taken tensors among those for which this call was made."""
         return self._addresses_of(weights, [weights[i][1] for i in self.taken])
 
     def _addresses_of(self, weights: Sequence[NamedTensor], taken: Sequence[torch.Tensor]) -> list[int]:
@@ -159,13 +159,14 @@ class Call:
 
 
 def edges_of(resident: ResidentWeight, writes: Sequence[RowWrite]) -> set[tuple[ResidentWeight, int]]:
-    """Blocks of a resident, by their first rows, of which writes keep some rows until the others have come."""
+    """Return the blocks of a resident (by first row) that the writes cover only partly; their rows wait for the
+    rest."""
     copies = (write for write in writes if isinstance(write, CopyWrite))
     return {(resident, write.edge_block) for write in copies if write.edge_block is not None}
 
 
 def facts_of(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, bool, bool]:
-    """Return the facts of a tensor that writes depend on; codes have them too, though they are no plain floats."""
+    """Return the properties of a tensor that its writes depend on; also for pre-quantized tensors."""
     return tensor.shape, tensor.dtype, tensor.is_cpu, lies_as_read(tensor)
 
 
@@ -173,7 +174,7 @@ class Plan:
     """The plan of a refit: the entry of each tensor of the last refit, by name.
 
     Args:
-        entries: all of them; empty where nothing is known.
+        entries: all entries; empty before the first recorded refit.
     """
 
     def __init__(self, entries: Mapping[str, Entry] | None = None):
@@ -182,13 +183,13 @@ class Plan:
         self._kept = 0  # tensors of these
 
     def call(self, weights: Sequence[NamedTensor]) -> tuple[Call, list[int]] | None:
-        """Look up the plan of tensors that came together, and the addresses of those that it takes.
+        """Look up the plan of the tensors of one call, and the addresses of those that it takes.
 
         Returns:
             None if one of them is unknown.
 
         Raises:
-            RefitError: one came twice.
+            RefitError: a tensor was sent twice.
         """
         key = weights[0][0], len(weights)
         known = self._calls.get(key)
@@ -204,9 +205,10 @@ class Plan:
         return call, call.first_addresses(weights)
 
     def takes_codes(self) -> tuple[list[str], list[str]]:
-        """Return names of the last refit's tensors that may come as codes (prequantized.py), and of those that may not.
+        """Return names of the last refit's tensors that may be sent pre-quantized (prequantized.py), and of those that
+        may not.
 
-        Other ranks may know more: a tensor that this one has no place for is in neither.
+        A tensor for which this rank has no parameter is in neither; other ranks may know it.
         """
         found: tuple[list[str], list[str]] = ([], [])
         for name, entry in self.entries.items():
@@ -216,7 +218,7 @@ class Plan:
         return found
 
     def _keep(self, key: tuple[str, int], call: Call) -> None:
-        """Keep a call for the next refit; where a sender never sends the same way twice, forget the oldest."""
+        """Cache a call for the next refit; drop the oldest if a sender never repeats its calls."""
         if self._calls.pop(key, None) is None:
             self._kept += len(call.names)
         self._calls[key] = call

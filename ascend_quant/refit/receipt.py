@@ -12,7 +12,7 @@ class Report(Protocol):
 
     @property
     def digest(self) -> str:
-        """The checksum of what it reports, the same on replicas that serve alike."""
+        """The checksum of the reported state, equal on replicas that serve the same."""
         ...
 
     def as_metrics(self) -> Mapping[str, float]:
@@ -25,22 +25,21 @@ class Receipt:
     """The receipt of one refit: its duration, digest and counts.
 
     Attributes:
-        number: 1 for the first load, counting up.
+        number: counts refits; 1 is the first load.
         tensors, bytes: received from the trainer or the checkpoint.
         milliseconds: from open to close, on the host's clock: waiting for the trainer's tensors is a part of it.
-        kernel_ms: of these, what the refit's own kernels took, see `kernels.events`.
+        kernel_ms: time of the refit's own kernels, see `kernels.events`.
         nonfinite: NaN and Inf elements seen; 0 in every receipt, since a refit that meets one fails.
-        clamped: codes lost to clamping: what a frozen scale makes of them is outside [-128, 127]; 0 where every row has
-            a scale of its own.
+        clamped: elements that a frozen scale puts outside [-128, 127]; 0 if every row has its own scale.
         changed: fraction of the quantized codes of every 64th row that differ from the previous refit's (0 if nothing
             is quantized): reading all former codes would cost a third of the refit. None where it is unknown: there
             is no previous refit (the first load), or the buffers do not hold its codes any more (a refit failed since;
             a sleep discarded them and they could not be kept, see code_snapshot.py).
-        left_alone: the layers that are not quantized though their kind is.
+        left_alone: layers that are not quantized although their kind is.
         digest: fingerprint of all resident bytes, 16 hex digits (see `oracle.digest`).
-        left_out: the tensors that came and that the engine's own loader leaves out by design, such as a checkpoint's
-            layers for MTP (multi-token prediction) where no drafter is loaded; not among `tensors`.
-        reports: of the checks that have one, by their names, such as `kv_scales`.
+        left_out: received tensors that the engine's own loader skips by design, such as a checkpoint's MTP layers
+            (multi-token prediction) if no drafter is loaded; not counted in `tensors`.
+        reports: reports of checks, by name, such as `kv_scales`.
     """
 
     number: int
@@ -57,12 +56,12 @@ class Receipt:
     reports: Mapping[str, Report] = field(default_factory=dict[str, Report])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON has them, those of reports beside the others."""
+        """Return the fields for JSON, including those of reports."""
         found = asdict(self)
         return found | found.pop("reports")
 
     def as_metrics(self) -> dict[str, float]:
-        """Return the numbers that somebody acts on, as `refit/*` for a training logger; what is unknown is left out."""
+        """Return the metrics for a training logger as `refit/*`; unknown ones are omitted."""
         numbers = {name: getattr(self, name) for name in ("number", "milliseconds", "kernel_ms", "changed", "clamped")}
         numbers |= {"unquantized": len(self.left_alone.names), "skipped": len(self.left_out.names)}
         for report in self.reports.values():
@@ -70,5 +69,5 @@ class Receipt:
         return {f"refit/{name}": value for name, value in numbers.items() if value is not None}
 
     def digests(self) -> dict[str, str]:
-        """Return the checksums that must be the same on replicas that serve alike, by what they are of."""
+        """Return the checksums that must be equal on replicas that serve the same, by name."""
         return {"weights": self.digest} | {name: report.digest for name, report in self.reports.items()}

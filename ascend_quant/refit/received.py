@@ -1,4 +1,4 @@
-"""Counts of the tensors that a refit has received, as they were sent: a stack of experts is one tensor."""
+"""Counts the tensors that a refit has received, as they were sent: stacked experts are one tensor."""
 
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from ascend_quant.transfer.validate import NamedTensor
 
 
 class Received:
-    """The counts of one refit.
+    """Counts of received tensors of one refit.
 
     Attributes:
         tensors, bytes: received so far from the trainer or the checkpoint.
@@ -20,20 +20,20 @@ class Received:
         self.tensors = self.bytes = 0
 
     def count(self, tensors: int, nbytes: int) -> None:
-        """Account for received tensors."""
+        """Count received tensors."""
         self.tensors += tensors
         self.bytes += nbytes
 
     @contextmanager
     def counted_once(self, sent: torch.Tensor) -> Generator[None]:
-        """Count whatever is counted inside as parts of one tensor that was sent."""
+        """Count everything inside the block as parts of one sent tensor."""
         tensors, nbytes = self.tensors, self.bytes
         yield
         if self.tensors > tensors:
             self.tensors, self.bytes = tensors + 1, nbytes + sent.nbytes
 
     def experts_one_by_one(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
-        """Yield the tensors, and each expert of a stack by itself."""
+        """Yield the tensors, with stacked experts split into single ones."""
         for name, tensor in weights:
             with self.counted_once(tensor):
                 yield from one_by_one(name, tensor)

@@ -1,9 +1,9 @@
-"""Resident weights: the engine's own buffers, written row by row as shards arrive, and never moved.
+"""Resident weights: the engine's own buffers, which a refit writes row by row and never moves.
 
 `ResidentWeight` is one parameter that stays in its dtype (norms, embeddings, biases, routers).
-`QuantizedWeight` is one whose rows are quantized on the way in (a linear layer, or a stack of experts); for scales that
-are shared otherwise than by rows see scales.py. All turn a shard into writes; the kernels carry these out. Which of
-their rows the running refit has written is in row_buffer.py.
+`QuantizedWeight` is one whose rows are quantized while they are written (a linear layer, or stacked experts); scales.py
+    has those with other scales than one per row. All of them turn a shard into writes, which the kernels execute;
+    row_buffer.py tracks which rows the current refit has written.
 """
 
 import zlib
@@ -28,7 +28,7 @@ class ResidentWeight(RowBuffer):
     Args:
         name, data, parts: see `RowBuffer`.
         padded: whether the buffer has more rows than the checkpoint (a vocabulary rounded up for sharding).
-        layout: what puts the rows where they belong, if `data` is but a stand-in of their shape for the loaders.
+        layout: writes the rows to their places, if `data` is only a placeholder of their shape for the loaders.
 
     Attributes:
         tensor: what the engine computes with.
@@ -209,13 +209,14 @@ class ResidentWeight(RowBuffer):
 
 
 class QuantizedWeight(ResidentWeight):
-    """Codes (..., N, K) and scales (..., N) float32 of a linear layer or a stack of experts.
+    """Quantized weight (..., N, K) and float32 scales (..., N) of a linear layer or stacked experts.
 
     Args:
-        scale: float32, one element a row, contiguous; a trailing dimension of 1 is welcome.
-        whole_length: K of the unsharded weight. Where it is larger than the codes' K (tensor parallel), a row-parallel
-            layer's scale comes from the whole row, so that the bytes equal slices of the unsharded ones.
-        copies: tensors of as many elements as `scale` that hold the scales in another dtype.
+        scale: float32, one element per row, contiguous; a trailing dimension of 1 is allowed.
+        whole_length: K of the unsharded weight. If it is larger than the buffer's K (tensor parallelism), a
+            row-parallel layer's scale is computed from the complete row, so that the bytes equal slices of the
+            unsharded weight.
+        copies: tensors of the same size as `scale` with the scales in another dtype.
     """
 
     takes_codes = True

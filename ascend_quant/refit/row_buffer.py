@@ -1,4 +1,4 @@
-"""A buffer of the engine as rows, and which of them the running refit has written: a missing or second write is seen.
+"""A buffer of the engine as rows; tracks which rows the current refit has written, to detect gaps and duplicates.
 
 Rows run along every dimension but the last: a (E, N, K) stack of experts has E * N rows of K elements.
 """

@@ -1,4 +1,4 @@
-"""Some bytes of every resident tensor, quick to copy: what a glance at an engine's weights is at.
+"""Samples of every resident tensor's bytes, for a fast check of an engine's weights (`glance`).
 
 Of each tensor PIECES pieces of PIECE bytes, evenly spread: a norm or a layer's scales whole, of a matrix about as many
 rows. That makes 2.4 MB of a model of 0.5B parameters.

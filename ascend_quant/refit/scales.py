@@ -1,4 +1,4 @@
-"""Quantized weights whose scales are shared otherwise than by rows.
+"""Quantized weights with other scales than one per row.
 
 TensorScaledWeight   a tensor of the checkpoint has one scale, which each of its rows gets
 BlockScaledWeight    128x128 elements of the engine's matrix have one; a block may straddle two tensors

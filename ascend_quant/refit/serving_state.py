@@ -1,12 +1,13 @@
-"""The serving state of an engine: it may serve after a refit that closed, while its bytes are there and awake.
+"""The serving state of an engine: it may serve after a closed refit, while its weights are unchanged and awake.
 
     loading --> ready <--> open
                   ^          |
                   '- open <- failed
 
-While a refit is open, or after one that failed, the weights are a mixture of two steps. The next complete one heals it.
+While a refit is open, or after one that failed, the weights are a mixture of two steps. The next complete refit repairs
+    it.
 
-Whoever has a parameter in hand can write past the refit, and nothing tells of it but the bytes and where they are:
+Any code with a reference to a parameter can bypass the refit, which only the bytes and addresses reveal:
 `_version` does not count writes through `.data`, of `torch._foreach_*`, `out=`, numpy, dlpack or a storage. So both are
 compared with what the last refit left, before a request is served: all bytes (`look`) where somebody else's code may
 have written, addresses and some rows (`glance`) where nothing hints at it. They cannot see
@@ -43,11 +44,11 @@ class Parameters(Protocol):
     """The parameters of an engine, by their addresses."""
 
     def moved(self) -> list[str]:
-        """Return the names of parameters that are not where refits write."""
+        """Return the names of parameters that are no longer in the memory that refits write."""
         ...
 
     def put_back(self) -> None:
-        """Make the memory that refits write the engine's parameters again."""
+        """Restore the engine's parameters to the memory that refits write."""
 
 
 class ServingState:
@@ -55,14 +56,14 @@ class ServingState:
 
     Args:
         residents: every parameter of the model, each once, all on one device.
-        checks: of its refits, in the order in which they are called.
+        checks: the checks of its refits, in calling order.
         parameters: the engine's; None where there is no engine that could replace them.
-        still: whether nothing but refits writes the residents (not so where experts move between ranks).
+        still: whether only refits write the residents (false if experts move between ranks).
 
     Attributes:
-        unseen: whether the resident bytes came back from a sleep, or somebody else's code may have written them; they
-            are to be looked at before a request is served.
-        last_receipt: of the last refit that closed.
+        unseen: whether the resident bytes were restored after a sleep, or other code may have written them; they must
+            be checked before a request is served.
+        last_receipt: the receipt of the last closed refit.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class ServingState:
         return self._state == "failed"
 
     def look(self) -> None:
-        """Look at bytes that may have changed, if nobody has: an engine whose bytes changed refuses to generate.
+        """Check bytes that may have changed, unless that was done: an engine whose bytes changed refuses to generate.
 
         It reads all of them and waits for the device. It is put off until a request comes, since a trainer that wakes
         an engine up often overwrites them at once. An engine that may not serve then says why.
@@ -107,7 +108,7 @@ class ServingState:
 
     @property
     def is_to_be_looked_at(self) -> bool:
-        """True if `look` has something to do."""
+        """Whether `look` has to check anything."""
         return self._is_unseen or any(one.needs_look for one in self.checks)
 
     @property
@@ -115,14 +116,14 @@ class ServingState:
         return self.unseen and self._state == "ready" and not self.weights_sleep
 
     def may_have_been_written(self) -> None:
-        """Note that somebody else's code has had the model in its hands, perhaps while a refit was open."""
+        """Record that other code has had access to the model, perhaps while a refit was open."""
         self.unseen |= self._still
 
     def glance(self) -> None:
-        """Look at addresses and some bytes: where no call tells of a write, each time that an idle engine is asked.
+        """Check addresses and sampled bytes; called for requests to an idle engine whose writes no call reports.
 
-        It waits for the device. Refits note what these bytes are from the first glance on, in as much memory of the
-        device again; what one before it has left unnoted is looked at whole.
+        It waits for the device. From the first glance on, refits record these bytes, which takes as much device memory
+            again; weights of an earlier refit are checked completely.
         """
         if self._state != "ready" or self.weights_sleep or self._is_unseen or not self._still:
             return
@@ -150,12 +151,13 @@ class ServingState:
             raise RefitError(f"{moved[0]}{more} moved to another buffer; write weights through model.load_weights")
 
     def put_back(self) -> None:
-        """Undo what `check_addresses` sees; the bytes are the next refit's affair."""
+        """Restore the addresses that `check_addresses` reports; the next refit writes the bytes."""
         if self._parameters is not None:
             self._parameters.put_back()
 
     def why_not_servable(self) -> str | None:
-        """Return why the engine must not generate, as far as is known, and what helps; None when it may: see `look`."""
+        """Return why the engine must not generate, as far as is known, and the fix; None if it may generate: see
+        `look`."""
         if self._asleep is not None:
             return f"it sleeps (level {self._asleep}); wake it up"
         if self._state != "ready":
@@ -170,7 +172,7 @@ class ServingState:
 
     @contextmanager
     def failing(self) -> Generator[None]:
-        """An exception inside fails the refit, once, and goes on."""
+        """Fail the refit, once, if an exception passes; the exception is raised again."""
         try:
             yield
         except BaseException as error:
@@ -197,19 +199,19 @@ class ServingState:
         logger.error("refit failed, the engine refuses to generate: %s", error)
 
     def falls_asleep(self, level: int) -> None:
-        """The engine is about to sleep: level 2 will discard the codes that the next refit is compared with."""
+        """Prepare for sleep: level 2 discards the quantized rows with which the next refit is compared."""
         if level > 1 and self._asleep is None and self._comparable and not self.is_open:
             self._former = CodeSnapshot.of(self.residents)
 
     def slept(self, level: int) -> None:
-        """The engine went to sleep: its weights are in host memory (level 1) or gone (level 2)."""
+        """Record that the engine sleeps: its weights are in host memory (level 1) or discarded (level 2)."""
         if self.is_open:
             self.fail(RefitError("the engine went to sleep while the refit was open"))
         self.unseen = False
         self._asleep = max(level, self._asleep or 0)
 
     def woke(self, tags: Sequence[str] | None) -> None:
-        """The engine woke up, its weights too if `tags` is None or names them; they are yet to be looked at."""
+        """Record that the engine woke up, with its weights if `tags` is None or has them; they are checked later."""
         if self._asleep is None or (tags is not None and "weights" not in tags):
             return
         level, self._asleep = self._asleep, None
@@ -222,17 +224,18 @@ class ServingState:
 
     @property
     def weights_sleep(self) -> bool:
-        """True if the memory of the weights, and of all that was allocated with them, is not to be touched."""
+        """Whether the memory of the weights, and of everything allocated with them, must not be accessed."""
         return self._asleep is not None
 
     def cache_woke(self) -> None:
-        """The engine woke up, perhaps its KV cache; the memory of sleeping weights holds what checks write, too."""
+        """Handle a wake-up, perhaps of the KV cache; the buffers of checks are in the memory of the weights, and may
+        still sleep."""
         if not self.weights_sleep:
             for one in self.checks:
                 one.cache_woke()
 
     def digest(self) -> str:
-        """Fingerprint of all resident bytes, read back: 16 hex digits."""
+        """Return the checksum of all resident bytes, read back: 16 hex digits."""
         pairs = [pair for resident in self.residents for pair in resident.tensors() if 0 not in pair[0].shape]
         kernels = kernels_for(self.residents[0].tensor.device)
         found = kernels.read_digests([kernels.digests([tensor for tensor, _ in pairs])])
@@ -242,7 +245,7 @@ class ServingState:
         """Check that the resident bytes are those of the last receipt, and the engine's parameters.
 
         Raises:
-            RefitError: something wrote past the refit (the engine then refuses to generate).
+            RefitError: other code wrote to the weights (the engine then refuses to generate).
         """
         if self._state != "ready":
             return

@@ -1,10 +1,11 @@
-"""A refit: one weight sync. Open, write shards in any order and bucketing, close; it yields a receipt.
+"""A refit session applies one weight sync: open, write shards in any order and bucketing, close; it returns a receipt.
+serving_state.py decides when an engine may serve.
 
-What may be served, and when, is in serving_state.py. Nothing here knows an engine: engines feed `Refit` by adapters.
+`Refit` does not depend on an engine; integrations call it.
 
 Writes are collected in a batch and started by `flush`; on an accelerator nothing waits for them before `close`.
-A tensor whose way was learnt in an earlier refit is placed by plan (`place`), any other by the engine's loader
-(`write`, `record`).
+A tensor that an earlier refit has recorded is written by plan (`place`), any other through the engine's loader
+    (`write`, `record`).
 """
 
 import logging
@@ -36,10 +37,10 @@ class Refit(ServingState):
 
     Args:
         residents: every parameter of the model, each once, all on one device.
-        parameters: the engine's, to see that none was replaced.
-        checks: begun and ended with every refit, in this order; one that writes goes last, when nothing else can fail.
-        unquantized: what receipts say of layers that are not quantized.
-        plans: whether a tensor goes the same way in every refit (not so where experts move between ranks).
+        parameters: the engine's parameters, to detect replaced ones.
+        checks: called in every refit, in this order; a check that writes comes last, when nothing else can fail.
+        unquantized: unquantized layers, for receipts.
+        plans: whether a tensor goes to the same place in every refit (false if experts move between ranks).
 
     Raises:
         RefitError: there are no residents, or they are on several devices.
@@ -79,12 +80,12 @@ class Refit(ServingState):
 
     @property
     def cache_since(self) -> int:
-        """The number of the refit that changed how the KV cache is to be read; 0 for none."""
+        """The number of the last refit that changed how the KV cache is read; 0 for none."""
         return max((one.cache_since for one in self.checks), default=0)
 
     @contextmanager
     def session(self) -> Generator["Refit"]:
-        """Open, run the body, close; an exception in the body fails the refit and goes on."""
+        """Open, run the body, close; an exception in the body fails the refit and is raised again."""
         self.open()
         with self.failing():
             yield self
@@ -108,9 +109,9 @@ class Refit(ServingState):
         self._started, self.received = time.perf_counter(), Received()
 
     def take(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
-        """Return the tensors that are to be written; those that a check keeps or changes are counted as they were sent.
+        """Return the tensors to be written; those that a check keeps or changes are counted as they were sent.
 
-        Experts of a stack come one by one if each has a scale of its own.
+        Stacked experts are split if each has its own scale.
         """
         for one in self.checks:
             weights = one.take(weights, self.received)
@@ -122,10 +123,10 @@ class Refit(ServingState):
         return self.received.experts_one_by_one(weights)
 
     def place(self, weights: Sequence[NamedTensor]) -> Sequence[NamedTensor]:
-        """Queue the writes of tensors that came together by plan; returns those that the engine's loader must take.
+        """Queue the planned writes of the tensors of one call; returns those that must go through the engine's loader.
 
         Raises:
-            RefitError: a name has been seen in this refit already; no refit is open.
+            RefitError: a tensor was sent twice in this refit; no refit is open.
         """
         batch = self.batch
         if not (self._by_plan and weights):
@@ -162,9 +163,9 @@ class Refit(ServingState):
         """Queue the writes of `shard` into `view`, whole rows of `resident`.
 
         Args:
-            slot: from `batch.new_sources`, one a tensor: two tensors may not write the same rows.
+            slot: the tensor's number from `batch.new_sources`; two tensors may not write the same rows.
             whole: the complete rows that `shard` is a slice of, if it is one.
-            base: the tensor that `shard` is a view of, which the writes shall be relative to.
+            base: the tensor that `shard` is a view of, to which the writes are relative.
             skip_bf16_cast, static_scale, prequantized: how it is quantized, see `ResidentWeight.writes`.
 
         Raises:
@@ -178,7 +179,7 @@ class Refit(ServingState):
         return writes
 
     def record(self, name: str, entry: Entry) -> None:
-        """Note where a loader put a tensor, for the plan of the next refits."""
+        """Record where a loader put a tensor, for the plan of later refits."""
         known = self.plan.entries.get(name)
         if not (known and known.by_loader and entry.by_loader):
             self._learnt = True
@@ -192,7 +193,7 @@ class Refit(ServingState):
         self.batch.flush()
 
     def _leave_plan(self, names: Sequence[str]) -> None:
-        """Go on without the plan, whose rows are marked first, so that none is written twice unnoticed."""
+        """Continue without the plan; its rows are marked as written first, so that a second write is detected."""
         name = next(name for name in names if name not in self.plan.entries)
         logger.info("%s is not in the plan of the last refit: the rest of this one goes through the loaders", name)
         self._by_plan = False
@@ -202,7 +203,7 @@ class Refit(ServingState):
                     resident.mark(write)
 
     def missing(self) -> list[str]:
-        """Checkpoint names of what this refit has not written yet."""
+        """Return the checkpoint names of tensors that this refit has not written yet."""
         if self._by_plan:
             return [
                 name for name, entry in self.plan.entries.items() if not entry.is_matched_by(self._entries.get(name))
@@ -210,7 +211,7 @@ class Refit(ServingState):
         return [part for resident in self.residents for part in resident.missing()]
 
     def close_if_complete(self) -> None:
-        """Close an implicit refit whose last shard has arrived."""
+        """Close an implicit refit after its last shard."""
         if self.is_open and not self._explicit and not any(resident.unwritten for resident in self.residents):
             self.close()
 
@@ -261,7 +262,7 @@ class Refit(ServingState):
             one.derive()
 
     def _write_edges(self) -> None:
-        """Quantize the blocks that several tensors have a part in."""
+        """Quantize the blocks that span several tensors."""
         for resident, first_row in self._edges:
             write, source = resident.edge_write(first_row)
             self.batch.add_single(write, source, self.batch.new_sources([(resident.name, source.numel())]))
@@ -280,7 +281,7 @@ class Refit(ServingState):
         self._batch = None  # with it the references to the sender's memory
 
     def accept_dummy(self) -> None:
-        """Serve whatever is in the buffers: the user asked for dummy weights."""
+        """Accept the current buffers as valid: the user asked for dummy weights."""
         self._derive()
         self._state = "ready"
 
@@ -293,7 +294,7 @@ class Refit(ServingState):
         return Receipt(*numbers, self.unquantized, f"{digest:016x}", self._left_out(), reports)
 
     def _left_out(self) -> LeftOut:
-        """Return the tensors that were left out by design; all names are logged once, and again when they change."""
+        """Return the tensors that were skipped by design; their names are logged once, and again when they change."""
         found = LeftOut(tuple(sorted(self._skipped)))
         if found.names and found != self._told:
             names = ", ".join(found.names)

@@ -1,4 +1,4 @@
-"""Schemes: what a weight becomes inside the engine, by name. One file a family, which registers its schemes.
+"""Quantization schemes by name. Each file has one family of schemes and registers them.
 
 scheme.py       the row that names a scheme, and the numbers of rules
 definition.py   what a family defines
@@ -6,7 +6,7 @@ registry.py     what is registered; names of what keys and values are kept in
 arithmetic.py   what families share; only this needs torch when it is imported
 int8.py, fp8.py, fp8_block.py, int4.py, bf16.py
 
-The launcher reads names and rows on machines that have no use for torch, so importing this package does not import it.
+The launcher reads names and rows on machines without torch, so importing this package does not import torch.
 How to add a scheme: docs/extend.md.
 """
 

@@ -1,6 +1,7 @@
-"""The arithmetic that schemes share: one symmetric rule, rounded to nearest even (there is no stochastic rounding).
+"""The arithmetic that schemes share: symmetric quantization, rounded to nearest even (there is no stochastic rounding).
 
-One scale is for a row over the reduction dimension K, a tensor, a 128x128 block, or a group of a row's neighbours:
+A scale belongs to a row over the reduction dimension K, a tensor, a 128x128 block, or a group of adjacent elements of a
+row:
 
     int8:  scale = absmax / 127  (float32)      code = round_half_even(value / scale), clamped to [-127, 127]
     fp8:   scale = absmax / 448  (float32)      code = value / scale, clamped to [-448, 448], as float8_e4m3fn

@@ -1,4 +1,4 @@
-"""bf16: every weight stays as it arrives, with a refit's checks and receipts."""
+"""bf16: weights are not quantized, but have a refit's checks and receipts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The definition of a scheme: its reference arithmetic, its codes and scales, and what checkpoints call it.
+"""The definition of a scheme: its reference arithmetic, its quantized data and scales, and its names in checkpoints.
 
-A definition gives `quantize` and `dequantize`, and overrides what is not as the defaults below have it. Everything that
-has no faster way (CPU kernels, refits, `convert`, `mismatch`) calls these; they are looked up once a tensor.
+A definition implements `quantize` and `dequantize`, and overrides the defaults below where it differs. Everything
+    without a faster kernel (on CPUs, in refits, in `convert` and `mismatch`) calls these; they are looked up once per
+    tensor.
 
 Shape suffixes: M tokens, N output channels, K input channels, S scales of a row.
 """

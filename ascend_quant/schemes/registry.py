@@ -1,4 +1,4 @@
-"""Which schemes there are, by name: each file of a family registers its own; and names of caches."""
+"""Registry of schemes by name, to which each family's file adds its own, and names of KV cache dtypes."""
 
 from typing import TypeVar
 

@@ -1,4 +1,4 @@
-"""The row that names a scheme, and the numbers of the schemes' rules."""
+"""The dataclass that describes a scheme, and the constants of the schemes' arithmetic."""
 
 from dataclasses import dataclass
 

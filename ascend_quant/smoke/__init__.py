@@ -1,7 +1,7 @@
-"""`ascend-quant smoke`: does this installation work on this device? Probes, each beside the definition in `oracle/`.
+"""`ascend-quant smoke`: test this installation on this device. Each probe compares with the oracle.
 
 probes.py      what a probe is, the list of them, and how one is carried out
-results.py     what came of it: the lines and the JSON file, of `./run.sh smoke` too
+results.py     the results: output lines and JSON file, also of `./run.sh smoke`
 installed.py   versions, and whether vLLM's compiled kernels find what they are linked with
 operators.py   a CPU's and a GPU's kernels on some shapes
 npu/           the operators of torch_npu that a refit and a rollout rest on

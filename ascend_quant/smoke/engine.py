@@ -1,4 +1,4 @@
-"""A real vLLM engine, started from one checkpoint and refitted to another, beside a fresh engine of that.
+"""A real vLLM engine, started from one checkpoint and refitted to another, compared with a fresh engine of the second.
 
 Two questions. Do the receipt, the bytes read back and the fresh engine's first load all have the digest that the oracle
 computes from the checkpoint? Of several ranks, which hold a share each: are they alike, rank by rank? And does the

@@ -1,4 +1,4 @@
-"""A whole model of 7B with random weights generates: tokens a second by batch, bytes, an NPU's kernels by name.
+"""Generation with a 7B model of random weights: tokens per second by batch size, memory, an NPU's kernels by name.
 
 One engine a probe, so that what one says is there when the next one fails: BF16, int8, and vllm-ascend's own W8A8.
 """

@@ -1,4 +1,4 @@
-"""Which kernels an NPU runs and for how long, by name, as torch_npu's profiler has it."""
+"""Kernels of an NPU and their times, by name, from torch_npu's profiler."""
 
 import csv
 from collections import defaultdict

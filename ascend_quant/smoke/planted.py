@@ -1,4 +1,4 @@
-"""Loaded into a trainer as verl's `external_lib`: a weight of its model is NaN when the last step's weights leave."""
+"""Fault injection, loaded into a trainer as verl's `external_lib`: sets a weight to NaN before the last weight sync."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""An engine through sleeps, under graphs that were captured before: bytes, formats, answers and memory."""
+"""Sleep and wake-up of an engine with captured graphs: bytes, formats, answers and memory are checked."""
 
 from typing import Any
 

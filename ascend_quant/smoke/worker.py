@@ -1,4 +1,4 @@
-"""Questions of `ascend-quant smoke` to vLLM's workers; `Extension` is their `worker_extension_cls`."""
+"""vLLM worker extension (`worker_extension_cls`) with the RPCs of `ascend-quant smoke`."""
 
 from collections import Counter
 from collections.abc import Iterator

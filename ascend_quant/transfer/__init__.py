@@ -1,7 +1,7 @@
-"""What travels from a trainer to an engine in a weight sync, and how both sides check it.
+"""The data that a weight sync transfers from a trainer to an engine, and its checks on both sides.
 
-validate.py      a tensor that may be sent: plain floats, contiguous where kernels read it, each name once
-prequantized.py  rows that travel as codes with their scale behind them
+validate.py      validation of tensors: plain floats, contiguous where kernels need it, unique names
+prequantized.py  pre-quantized rows, each followed by its scale
 delta.py         the bytes that changed since the last sync
 checksums.py     digests of what was sent, compared with digests of what was received
 """

@@ -5,11 +5,11 @@
               weights = proof.take(bucket)                 of each bucket, before it is loaded
               proof.prove()                                after the last one
 
-A digest is of a parameter's bits as they travel and of their place in it (see `oracle.digest`, which says what it can
-miss), so neither the order, nor the buckets, nor the ranks matter; dtype and shape are compared beside it. Nothing
-waits for the device until the digests are read, once a sync.
+A digest covers a parameter's bits in transit and their position (`oracle.digest` says what it cannot detect), so it
+    does not depend on order, buckets or ranks; dtype and shape are compared separately. The device is synchronized only
+    when the digests are read, once per sync.
 
-A trainer with fake quantization also says which layers it leaves unquantized; the engine must leave out the same ones.
+A trainer with fake quantization also sends the names of its ignored layers; the engine must ignore the same layers.
 """
 
 import json
@@ -38,9 +38,9 @@ class Digest(NamedTuple):
 
     Attributes:
         number: `oracle.digest`, in [0, PRIME).
-        elements: how many were summed, which for parts need not be those of the shape.
+        elements: the number of summed elements; for parts it may differ from that of the shape.
         dtype: such as "torch.bfloat16".
-        shape: of the whole tensor.
+        shape: shape of the whole tensor.
     """
 
     number: int
@@ -55,7 +55,7 @@ class Digest(NamedTuple):
 
 
 class Digests:
-    """Digests of named tensors, which may come in parts."""
+    """Checksums of named tensors, which may be added in parts."""
 
     def __init__(self) -> None:
         self._known: dict[str, Digest] = {}
@@ -69,11 +69,11 @@ class Digests:
         first_column: int = 0,
         shape: Sequence[int] | None = None,
     ) -> None:
-        """Take in a tensor, or a part of one; asynchronous, like a kernel that reads `tensor`.
+        """Add a tensor, or a part of one; asynchronous, like a kernel that reads `tensor`.
 
         Args:
             tensor: any shape and dtype; a part must be consecutive rows of the whole (a row: its last dimension).
-            first_row, first_column: where in the whole the part begins.
+            first_row, first_column: position of the part in the whole tensor.
             shape: of the whole, if this is a part.
 
         Raises:
@@ -82,7 +82,7 @@ class Digests:
         self._launch([name], [tensor], [tensor.shape if shape is None else shape], [first_row], [first_column])
 
     def add_all(self, weights: Iterable[NamedTensor]) -> None:
-        """Take in whole tensors, with as few launches as the device allows."""
+        """Add whole tensors, with as few launches as the device allows."""
         groups: dict[torch.device, list[NamedTensor]] = {}
         for name, tensor in weights:
             groups.setdefault(tensor.device, []).append((name, tensor))
@@ -91,7 +91,7 @@ class Digests:
             self._launch(names, tensors, [tensor.shape for tensor in tensors])
 
     def merge(self, others: Mapping[str, Digest]) -> None:
-        """Take in the `as_dict()` of other `Digests`, say of the rank that holds the other parts."""
+        """Merge the `as_dict()` of other `Digests`, such as those of the rank with the other parts."""
         for name, other in others.items():
             self._count(name, other)
 
@@ -135,7 +135,7 @@ class Digests:
 
 
 def prepare(device: torch.device) -> None:
-    """Have the kernels compiled that digests on `device` will need."""
+    """Compile the kernels for digests on `device`."""
     kernels_for(device).prepare(device)
 
 
@@ -162,11 +162,11 @@ def compare(sent: Mapping[str, Digest], received: Mapping[str, Digest]) -> None:
 
 
 class Sent(NamedTuple):
-    """The message of a trainer about one sync: its digests, and what its fake quantization leaves alone.
+    """A trainer's message about one sync: its digests, and the layers that its fake quantization ignores.
 
     Attributes:
-        digests: of each parameter.
-        unquantized: the layers that its fake quantization leaves alone; None without one.
+        digests: digest of each parameter.
+        unquantized: the layers that its fake quantization ignores; None without fake quantization.
     """
 
     digests: dict[str, Digest]
@@ -186,7 +186,7 @@ def decode(tensor: torch.Tensor) -> Sent:
     """Decode the message that `encode` made.
 
     Raises:
-        RefitError: these are not digests, or digests of another format.
+        RefitError: the message is not valid, or has another format.
     """
     try:
         if tensor.dtype != torch.uint8 or tensor.dim() != 1:
@@ -250,10 +250,10 @@ def _are_sizes(numbers: list[Any]) -> bool:
 
 
 def sending(weights: Iterable[NamedTensor], unquantized: Unquantized | None = None) -> Iterator[NamedTensor]:
-    """The weights as they are, then their digests under the name SENT, on the last weight's device.
+    """Yield the weights unchanged, then their digests under the name SENT, on the last weight's device.
 
     Args:
-        unquantized: the layers that fake quantization leaves unquantized, if there is one.
+        unquantized: the layers that fake quantization ignores, if there is one.
 
     Raises:
         RefitError: see `sent.check_sent`.
@@ -276,9 +276,9 @@ class Receiving:
     """The engine's side of one sync.
 
     Args:
-        wanted: whether the trainer sends digests; without, nothing is done or checked.
-        unquantized: by this engine, to be compared with what a trainer for the same scheme says; None for no engine of
-            ours.
+        wanted: whether the trainer sends digests; if not, nothing is checked.
+        unquantized: this engine's ignored layers, compared with those of a trainer for the same scheme; None for other
+            engines.
     """
 
     def __init__(self, wanted: bool = True, unquantized: Unquantized | None = None) -> None:
@@ -287,10 +287,10 @@ class Receiving:
         self._message: HostCopy | None = None
 
     def take(self, weights: Sequence[NamedTensor]) -> list[NamedTensor]:
-        """Take in a bucket; returns it without the trainer's digests. Keeps no tensor of it.
+        """Add a bucket; returns it without the trainer's digests, and keeps no reference to its tensors.
 
         Raises:
-            RefitError: see `sent.check_sent`; or the digests came twice.
+            RefitError: see `sent.check_sent`; or the digests were sent twice.
         """
         if not self._wanted:
             return list(weights)
@@ -307,11 +307,11 @@ class Receiving:
         return parameters
 
     def prove(self) -> int:
-        """Return how many parameters arrived as they were sent, which is all of them; waits for the device.
+        """Verify that all parameters arrived as they were sent, and return their number; waits for the device.
 
         Raises:
-            RefitError: some did not, by their names; the trainer's digests never came, or cannot be read; or its fake
-                quantization leaves other layers alone than this engine.
+            RefitError: some parameters differ (named in the message); the trainer's digests are missing or cannot be
+                read; or its fake quantization ignores other layers than this engine.
         """
         if not self._wanted:
             return 0
@@ -327,8 +327,7 @@ class Receiving:
         return len(sent.digests)
 
     def _compare_unquantized(self, trainer: Unquantized | None) -> None:
-        """Raise RefitError if a trainer of this scheme leaves other layers alone; a run's settings judge other
-        schemes."""
+        """Raise RefitError if a trainer of this scheme ignores other layers; a run's settings check other schemes."""
         if trainer is None or self._unquantized is None or trainer.scheme != self._unquantized.scheme:
             return
         if faults := self._unquantized.differences(trainer):

@@ -1,4 +1,4 @@
-"""The delta sync: bytes that have changed since the last weight sync, for engines on devices elsewhere (disaggregated).
+"""Delta sync: sends only the bytes that have changed since the last weight sync, for disaggregated engines.
 
     trainer   Sender     groups of tensors --> blobs    whole, or the bytes that differ from the group's base
     engine    Receiver   a blob --> a group's tensors   views of its own base, patched in place
@@ -40,8 +40,8 @@ class Sync(NamedTuple):
     """The identity of a weight sync.
 
     Attributes:
-        sender, number: the `Sender`'s id, and which of its syncs it is.
-        nonce: a number of the `Sender` object's own: one that is made anew, under the same id, counts from 1 again.
+        sender, number: the `Sender`'s id, and the number of its sync.
+        nonce: a random number of the `Sender` object, since a new object with the same id counts from 1 again.
     """
 
     sender: int
@@ -50,10 +50,10 @@ class Sync(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The header of a blob: which group of which sync it holds, whole or as a patch, and its sizes in bytes.
+    """The header of a blob: its group and sync, whether it is whole or a delta, and its sizes in bytes.
 
     Attributes:
-        sender, number, nonce: of the `Sync` that it belongs to.
+        sender, number, nonce: fields of its `Sync`.
         group: the group's index in the sync.
         base: the number of the sync that a patch is made against; 0 for a whole group.
         layout: bytes of JSON; 0 for a patch, whose layout is its base's.
@@ -93,7 +93,7 @@ class Sender:
 
     Attributes:
         sender: the id.
-        number: of the last sync, if it was sent to its end; 0 if not, and before the first.
+        number: number of the last sync if it was sent completely; otherwise 0.
         against: the number of the sync that all receivers have; 0 if they do not agree. Whole groups are sent unless it
             is the last one's.
     """
@@ -105,11 +105,11 @@ class Sender:
         self._syncs, self._nonce = 0, secrets.randbits(62)
 
     def agree(self, sender: int, against: int) -> None:
-        """Set whose the next sync is, and the number of the sync that all receivers have (0 for none)."""
+        """Set the sender of the next sync, and the number of the sync that all receivers have (0 for none)."""
         self.sender, self.against = sender, against
 
     def blobs(self, groups: Iterable[Sequence[NamedTensor]]) -> Iterator[NamedTensor]:
-        """The groups of one sync as they travel."""
+        """Encode the groups of one sync as blobs."""
         known = self.number if self.number == self.against else 0
         self.number = self.against = 0  # nothing is known of a sync that ends in the middle
         self._syncs += 1
@@ -143,14 +143,14 @@ class Sender:
 
 
 class Receiver:
-    """The side of one engine's worker: begin, take what arrives in its order, settle once the engine has taken it too.
+    """The side of one engine worker: begin, take blobs in order, settle after the engine has applied them.
 
     Args:
         base_on: where the last sync's bytes are kept; None for the device on which blobs arrive.
         reserve: see `Base`.
 
     Attributes:
-        has: the last sync, if it is settled; None if not, and before the first.
+        has: the last sync if it is settled; otherwise None.
     """
 
     def __init__(self, base_on: torch.device | None = None, reserve: int | None = None):
@@ -168,7 +168,7 @@ class Receiver:
         """Return a group's tensors, whose memory the next sync patches; a tensor that is no blob is returned as it is.
 
         Raises:
-            RefitError: a blob that cannot be read, or a patch for another base than this one; a whole sync heals it.
+            RefitError: a blob cannot be read, or is a delta relative to another base; sending all weights fixes it.
         """
         if name.rpartition(".")[0] != NAME:
             return [(name, tensor)]
@@ -186,7 +186,7 @@ class Receiver:
         return _views(self._base.layouts[i], self._base.groups[i])
 
     def settle(self) -> None:
-        """Note that the engine took, and proved, what came: the next sync may patch it if the last blob came too."""
+        """Record that the engine has applied and verified the sync; a delta may follow if the last blob arrived."""
         self.has = self._taking if self._is_whole else None
 
     def _write(self, name: str, i: int, rest: torch.Tensor, header: Header) -> None:
@@ -220,7 +220,7 @@ class Patch(NamedTuple):
 
 
 def _patch(before: torch.Tensor, now: torch.Tensor) -> Patch | None:
-    """Return the patch that turns the bytes `before` into `now`; None where the whole group is smaller than it."""
+    """Return the delta from the bytes `before` to `now`; None if the whole group is smaller."""
     at = (before != now).nonzero().view(-1)
     blocks = -(-now.numel() // BLOCK)
     if 4 * blocks + 3 * len(at) >= now.numel():
@@ -313,7 +313,7 @@ def _size(found: object) -> int:
 
 
 def _is_viewed(dtype: str) -> bool:
-    """Return whether bytes can be viewed as this dtype: not so quantized ones, and those of less than a byte."""
+    """Return whether bytes can be viewed as this dtype (not as quantized or sub-byte dtypes)."""
     if f"torch.{dtype}" not in DTYPES:
         return False
     try:

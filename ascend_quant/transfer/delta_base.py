@@ -1,7 +1,7 @@
-"""The bytes of the last weight sync, against which the next one's patches are made or put: where they are kept.
+"""Storage of the delta sync's base: the bytes of the last weight sync.
 
-A trainer's device rarely has room for them beside its optimizer, so they lie in host memory, and come to the device at
-each sync, group by group: the next one's copy runs while the device compares this one (`Ahead`).
+A trainer's device rarely has memory for them besides its optimizer, so they are in host memory and are copied to the
+device group by group: the next copy overlaps with the comparison of the current group (`Ahead`).
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ Layout = list[tuple[str, str, list[int]]]  # name, dtype, shape of each tensor
 
 
 class Base:
-    """The bytes of the groups of one sync, side by side: what the next delta sync patches.
+    """The concatenated bytes of the groups of one sync: the base of the next delta sync.
 
     Args:
-        device: where they are kept; None for that of the tensors.
-        reserve: with a number of bytes, groups are kept on the tensors' device as long as so many stay free there.
+        device: the storage device; None for that of the tensors.
+        reserve: groups stay on the tensors' device as long as this many bytes remain free there.
     """
 
     def __init__(self, device: torch.device | None = None, reserve: int | None = None):
@@ -25,7 +25,7 @@ class Base:
         self.groups: list[torch.Tensor] = []
 
     def keep(self, i: int, layout: Layout, bytes_: torch.Tensor) -> None:
-        """Keep all bytes of group i."""
+        """Store all bytes of group i."""
         if self._device not in (None, bytes_.device) and not self._has_room(bytes_.device):
             # pinned: it goes back at every sync
             kept = torch.empty_like(bytes_, device=self._device, pin_memory=bytes_.is_cuda)
@@ -42,16 +42,16 @@ class Base:
         group[at.to(group.device)] = values.to(group.device)
 
     def _has_room(self, device: torch.device) -> bool:
-        """Return whether a group may stay on a device where it is already."""
+        """Return whether a group may stay on the device where it is."""
         if self._reserve is None or device.type == "cpu":
             return False
         return torch.get_device_module(device).mem_get_info()[0] >= self._reserve
 
 
 class Ahead:
-    """The groups of a base as one sync reads them on a device, in their order: each comes while the one before is used.
+    """Prefetcher of a base's groups for one sync, in order: a group is copied while the one before is used.
 
-    On an NPU none is begun early: host memory is not pinned there, see `kernels/events.py`.
+    On an NPU nothing is prefetched: host memory is not pinned there, see `kernels/events.py`.
     """
 
     def __init__(self, groups: Sequence[torch.Tensor]):
@@ -60,7 +60,7 @@ class Ahead:
         self._beside: torch.cuda.Stream | None = None
 
     def read(self, i: int, device: torch.device) -> torch.Tensor:
-        """Return group i on a device, not to be written to: where it is kept there, this is the base itself."""
+        """Return group i on a device, read-only: if it is stored there, this is the base itself."""
         if self._groups[i].device == device:
             return self._groups[i]
         if device.type != "cuda":

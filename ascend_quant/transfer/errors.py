@@ -1,4 +1,4 @@
-"""Errors of a refit, and the reason that an engine which may not serve gives."""
+"""Errors of a refit, and the reason that an engine gives while it refuses to serve."""
 
 
 class RefitError(RuntimeError):
@@ -9,5 +9,5 @@ REFUSES = "this engine refuses"
 
 
 def refusal(why: str, what: str = "to generate") -> str:
-    """Return the message to a caller of an engine that may not serve, or did not take what came."""
+    """Return the message for a caller of an engine that refuses to serve, or did not apply the weights."""
     return f"{REFUSES} {what}: {why}"

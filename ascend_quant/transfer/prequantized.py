@@ -1,11 +1,12 @@
-"""Weights that leave a trainer as codes, each row with its scale behind it: half of BF16's bytes.
+"""Pre-quantized weights: a trainer sends int8 rows, each followed by its scale, which halves the bytes of BF16.
 
     trainer   q_proj.weight        (.., N, K) floats
     sent      q_proj.weight:int8   (.., N, K + 16) int8: of each row K codes, the 4 bytes of its float32 scale, 12 zeros
     engine    q_proj.weight        its loaders see the codes, a view (.., N, K); kernels find the scales behind the rows
 
-A row is quantized whole, so the bytes are those that the engine would have made of BF16 weights: where a loader slices
-rows (tensor parallelism), the scale still lies behind the whole one. A row that is not finite has such a scale.
+Complete rows are quantized, so the bytes equal those that the engine would compute from BF16 weights; if a loader
+    slices rows (tensor parallelism), the scale is still that of the complete row. A row with NaN or Inf has a scale
+    that is not finite.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,31 +27,31 @@ MARK = ":"
 
 
 def sent_name(name: str, scheme: Scheme) -> str:
-    """Return the name under which a weight travels as codes in this scheme."""
+    """Return the name under which a weight is sent pre-quantized in this scheme."""
     return f"{name}{MARK}{scheme.name}"
 
 
 def parted(name: str) -> tuple[str, bool]:
-    """Split the name of a sent tensor into the weight's name and whether it travels as codes."""
+    """Split the name of a sent tensor into the weight's name and whether it is pre-quantized."""
     own, _, scheme = name.rpartition(MARK)
     return (own, True) if own and scheme in SCHEMES_SENT else (name, False)
 
 
 def sent_shape(shape: Sequence[int]) -> torch.Size:
-    """Return the shape of the tensor in which a weight (..., K) travels as codes: each row has its scale behind it."""
+    """Return the shape of the sent tensor of a pre-quantized weight (..., K): each row is followed by its scale."""
     return torch.Size((*shape[:-1], shape[-1] + TAIL))
 
 
 def codes_dtype(scheme: Scheme) -> torch.dtype:
-    """Return the dtype of the tensor in which codes of a scheme travel: one byte an element."""
+    """Return the dtype of the sent tensor of a pre-quantized weight: one byte per element."""
     return CODES[scheme.codes]
 
 
 def codes_of(name: str, sent: torch.Tensor) -> torch.Tensor:
-    """Return a view of the codes (.., N, K) that came under this name.
+    """Return a view (.., N, K) of the quantized values in a received tensor.
 
     Raises:
-        RefitError: it holds no rows of codes with scales.
+        RefitError: the tensor is not pre-quantized rows with scales.
     """
     scheme = SCHEMES[name.rpartition(MARK)[2]]
     if sent.dim() < 2 or sent.dtype != codes_dtype(scheme) or sent.shape[-1] <= TAIL:
@@ -68,7 +69,7 @@ def codes_of(name: str, sent: torch.Tensor) -> torch.Tensor:
 
 
 def encode(parts: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], scheme: Scheme) -> None:
-    """Quantize rows that are on one device into the tensors that will travel; asynchronous.
+    """Quantize rows on one device into the tensors to send; asynchronous.
 
     Args:
         parts: (.., N, K) floats, whole rows of weights; float32 is rounded to BF16 first, as an engine does.
@@ -95,7 +96,7 @@ def encode(parts: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], scheme: 
 def _as_matrices(
     parts: Sequence[torch.Tensor], sent: Sequence[torch.Tensor]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Parts as (N, K), with views (N, K + 16) of what travels; without those that have no element."""
+    """Return parts as (N, K), with views (N, K + 16) of the sent tensors; empty parts are omitted."""
     return [
         (part.reshape(-1, part.shape[-1]), one.view(-1, one.shape[-1]))
         for part, one in zip(parts, sent, strict=True)
@@ -104,7 +105,7 @@ def _as_matrices(
 
 
 def _put_scales(scale: torch.Tensor, sent: Sequence[torch.Tensor]) -> None:
-    """Write the float32 scales (one a row, of all tensors one after the other) behind the rows' codes."""
+    """Write the float32 scales (one per row, of all tensors in order) after the rows' quantized values."""
     tail = torch.zeros(len(scale), TAIL, dtype=torch.int8, device=scale.device)
     tail[:, :SCALE_BYTES] = scale.view(torch.int8).view(-1, SCALE_BYTES)
     ends = [*accumulate(map(len, sent))]
@@ -113,12 +114,12 @@ def _put_scales(scale: torch.Tensor, sent: Sequence[torch.Tensor]) -> None:
 
 
 def coded(weights: Sequence[NamedTensor], scheme: Scheme) -> list[NamedTensor]:
-    """Quantize whole weights of one device, and return them as they travel, under the names by which they do."""
+    """Quantize whole weights of one device; returns the tensors to send with their names."""
     sent = [torch.empty(sent_shape(w.shape), dtype=codes_dtype(scheme), device=w.device) for _, w in weights]
     encode([w for _, w in weights], sent, scheme)
     return [(sent_name(name, scheme), tensor) for (name, _), tensor in zip(weights, sent, strict=True)]
 
 
 def prepare(rows: Iterable[tuple[int, torch.dtype]], scheme: Scheme, device: torch.device) -> None:
-    """Have the kernels compiled that `encode` will need for rows of such lengths and dtypes: it makes one of each."""
+    """Compile the kernels that `encode` needs for rows of these lengths and dtypes, by encoding one of each."""
     coded([(f"{dtype} {K}", torch.zeros(1, K, dtype=dtype, device=device)) for K, dtype in set(rows)], scheme)

@@ -1,4 +1,4 @@
-"""Validation of each tensor of a weight update, and making it fit for kernels; resident.py checks dtype and shape."""
+"""Validation of each tensor of a weight update, and its conversion for kernels; resident.py checks dtype and shape."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -15,10 +15,10 @@ READ_AS_SENT = tuple(dtype for dtype in FLOATS if dtype != torch.float64)  # by 
 
 
 def pairs(weights: Any) -> Iterable[NamedTensor]:
-    """Return the weights, checked to be pairs; `check_sent` checks what the pairs hold.
+    """Return the weights after checking that they are pairs; `check_sent` checks their contents.
 
     Raises:
-        RefitError: they are something else.
+        RefitError: they are not pairs.
     """
     kind = weights.__class__
     if issubclass(kind, (list, tuple)):
@@ -37,10 +37,10 @@ def _pair(one: Any) -> NamedTensor:
 
 
 def check_sent(name: object, tensor: object) -> None:
-    """Check that this is a tensor with a name, whose values lie in memory.
+    """Check that this is a named tensor with its values in memory.
 
     Raises:
-        RefitError: it is not; the message names it.
+        RefitError: it is not (the message names it).
     """
     if not isinstance(name, str):
         raise RefitError(f"a tensor's name is {name!r}, not a string; send pairs of a name and a tensor")
@@ -73,24 +73,24 @@ def checked(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
 
 
 def lies_as_read(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor's memory, read from its first byte to its last, holds its values in their order."""
+    """Return whether the tensor's memory, read from first to last byte, has its values in order."""
     return tensor.is_contiguous() and not tensor.is_neg()
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether the contiguous tensor's elements, read as they are in memory, are its values."""
+    """Return whether the raw memory of the contiguous tensor equals its values (no conjugate or negative bit)."""
     return lies_as_read(tensor) and tensor.dtype in READ_AS_SENT
 
 
 def made_plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if loaders and kernels take it, a copy if not: float64, memory that is shared or has gaps."""
+    """Return the tensor if loaders and kernels accept it, else a copy (float64, overlapping or gaps)."""
     if tensor.dtype == torch.float64:
         tensor = tensor.to(torch.float32)  # as torch rounds float64 to BF16: by way of float32
     return tensor.resolve_neg() if is_dense(tensor) else tensor.contiguous()
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether the elements fill their memory, each once, in any order: else rows are not found there."""
+    """Return whether the tensor is dense and non-overlapping, in any order; else rows cannot be located."""
     filled = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:

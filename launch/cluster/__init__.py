@@ -1,1 +1,1 @@
-"""The control side of a run: reaches the hosts, waits until they have joined, watches them, keeps logs, ends all."""
+"""The control host of a run: it connects to the hosts, monitors them, stores logs, and ends the run."""

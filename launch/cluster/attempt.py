@@ -1,6 +1,6 @@
 """One attempt of a run: reach the hosts, compare them, let Ray start, watch hosts and job, end everything.
 
-At the end every host is told, has half a minute to end what it started, and is checked.
+At the end every host is notified, has half a minute to end what it started, and is checked.
 """
 
 import queue

@@ -1,7 +1,7 @@
 """The state of each host of a run, by its events, as the control host sees it: who is missing or dead, and why.
 
 A host is dead when its channel has closed, when it has not answered for 15 s, when its own Ray has ended, or when
-Ray's health checks say so; whichever is known first. Of the hosts that are missing every reason is told that is known.
+Ray's health checks say so; whichever is known first. For missing hosts, every known reason is reported.
 """
 
 import time

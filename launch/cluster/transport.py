@@ -1,7 +1,7 @@
-"""How a host is reached: by OpenSSH's client, never asking anything, or, on this machine, by the shell itself.
+"""Connection to a host: OpenSSH's client without prompts, or, on this machine, the shell.
 
-What runs there is one shell line of the plan: the node process, or `docker run` of it. Why that ended is told in one
-line, from the exit code and the last lines that it wrote to stderr.
+It runs one shell line of the plan: the node process, or `docker run` of it. If that ends, its exit code and last lines
+of stderr give a one-line reason.
 """
 
 import json

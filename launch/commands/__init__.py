@@ -1,4 +1,4 @@
-"""The commands of `run.sh` that Python has, with their options."""
+"""The commands of `run.sh` that are written in Python, with their options."""
 
 import typer
 

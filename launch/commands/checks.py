@@ -1,4 +1,4 @@
-"""`run.sh doctor` and `run.sh smoke`: does it work here? The one looks, the other runs."""
+"""`run.sh doctor` (static checks) and `run.sh smoke` (a test run): does this installation work?"""
 
 import json
 import os

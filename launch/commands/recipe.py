@@ -1,4 +1,4 @@
-"""`run.sh recipe list` and `show`: what can be trained and what it becomes; `run.sh data`: data."""
+"""`run.sh recipe list` and `show`: the recipes and their settings of verl; `run.sh data`: data sets."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The sources of a package that is unpacked and not imported: which names a module has, and what they take.
+"""Static analysis of an unpacked package, without importing it: the names of a module, and their arguments.
 
 Names are followed through imports, `import *`, base classes and the tables of modules that load lazily; attributes of
 objects through `self.name = ..` in any method. What is made at run time otherwise is not seen.

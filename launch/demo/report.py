@@ -1,4 +1,4 @@
-"""The demo from its choices to its report: model and data, warm-up, one verl run for each arm, the table of results.
+"""The whole demo: model and data, warm-up, one verl run for each arm, the report.
 
 The report is report.json, from the metrics that verl has logged of the arms, and report.png: six small panels by step,
 all arms in each. Of an exact arm it has the tokens that were compared and those that are unequal.

@@ -1,4 +1,4 @@
-"""One arm: what verl's command line is told, and verl's processes, watched through the metrics that they write.
+"""One arm of the demo: verl's command line, and verl's processes, monitored through the metrics that they write.
 
 verl may hang instead of failing when one of its workers dies, so a run without a new step for too long is ended.
 """

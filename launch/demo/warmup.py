@@ -1,4 +1,4 @@
-"""The supervised warm-up: imitate the task's careless teacher, so that RL has something to put right.
+"""The supervised warm-up: imitate the task's careless teacher, so that RL has something to correct.
 
 A model that imitates well answers about half of the problems right when sampled at temperature 1: every prompt gets
 right and wrong samples, which is what GRPO learns from. That accuracy is computed from the logits over the task's

@@ -1,4 +1,4 @@
-"""A check, what it finds, and the report of all that was found.
+"""Checks, their findings, and the report.
 
 A check is a small function from facts to findings; a finding has a level, what was found and what to do about it.
 docs/doctor.md has a row for each check.

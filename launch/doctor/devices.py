@@ -1,4 +1,4 @@
-"""Devices and their drivers: are they there, are they well, is their memory free?"""
+"""Checks of devices and drivers: devices are present and healthy, and their memory is free."""
 
 import os
 from collections.abc import Iterator

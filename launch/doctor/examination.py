@@ -1,4 +1,4 @@
-"""One host examined: what is wanted of it, its facts, the checks in the order of the report, and its traits.
+"""Examination of one host: the requirements, its facts, the checks in the order of the report, and its traits.
 
 Nothing is changed on the host.
 """

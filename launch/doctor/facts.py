@@ -1,4 +1,4 @@
-"""Facts for the checks: what a run wants of a host, and what was found there, a dataclass a subject.
+"""Facts for the checks: what a run requires of a host, and what was found there; one dataclass per subject.
 
 Facts are gathered and judged by the module of their subject.
 """

@@ -1,6 +1,6 @@
 """All hosts of an inventory: each examines itself at the same time as the others, then they are compared.
 
-A host's node process (launch/nodes/run.py) is told a Request and answers with its HostReport.
+A host's node process (launch/nodes/run.py) receives a Request and answers with its HostReport.
 """
 
 import socket

@@ -1,4 +1,4 @@
-"""The machine: shared memory, /tmp, memory, and variables that hurt."""
+"""Checks of the machine: shared memory, /tmp, memory, and harmful environment variables."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Checks of what the run itself brings: the modules that it imports, its model and data, its result."""
+"""Checks of the run itself: the modules that it imports, its model and data, its output folder."""
 
 import os
 import shutil

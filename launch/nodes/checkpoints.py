@@ -1,4 +1,4 @@
-"""Disk space for a run's checkpoints: of the size of the model's own weights, as many as its steps save."""
+"""Disk space for a run's checkpoints, from the size of the model's weights and the number of saved steps."""
 
 import math
 import shutil

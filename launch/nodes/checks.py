@@ -1,7 +1,7 @@
 """Checks of this host, and how hosts differ: what must be right before Ray starts.
 
-All that is wrong is told at once, a line each. A clock is compared by the times of a question and its answer, with the
-way measured out.
+All problems are reported at once, one per line. Clocks are compared by a request's round trip, whose duration is
+    subtracted.
 """
 
 import os

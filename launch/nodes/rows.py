@@ -1,4 +1,4 @@
-"""Data files as verl reads them, looked at before a run: columns, their types, nulls, and that rows are enough.
+"""Checks of data files before a run: columns, their types, nulls, and enough rows.
 
 verl reads them minutes after the start. With data.filter_overlong_prompts it leaves out a prompt that it cannot read as
 if it were too long: the run goes on with fewer, or ends with an empty data loader.

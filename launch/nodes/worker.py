@@ -1,4 +1,4 @@
-"""A worker's part: Ray joined to the head's, until the run ends.
+"""The part of a worker host: its Ray joins the head's, until the run ends.
 
 Hosts that no control host reaches (--on-this-node) meet by a file in --out, which only its owner can read: the head
 leaves Ray's token and its versions there. A worker reads it when the head's Ray is up, so it is this run's and no

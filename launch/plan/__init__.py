@@ -1,6 +1,6 @@
 """Plans: what a launch does on each host, made from a recipe and an inventory before anything is started.
 
-Here is what a node is told, and what the control host knows. Node plans go to the hosts as one line of JSON.
+It defines the plan of a node and that of the control host. Node plans go to the hosts as one line of JSON.
 """
 
 from dataclasses import dataclass, field

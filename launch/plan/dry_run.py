@@ -1,7 +1,7 @@
-"""The output of --dry-run: the hosts are asked, the plan is described, and a text is made of it.
+"""The output of --dry-run: it asks the hosts, and describes the plan as text or JSON.
 
-What only a host knows, the NIC that carries its address and its devices, it is asked for. One that does not answer is
-shown with words in place of the values, and with the reason.
+The NIC and the devices of a host are asked from the host itself. A host that does not answer is shown with placeholders
+and the reason.
 
 The description is plain values, for --json: all that would be done, no secret. The text has commands that a shell takes
 as they stand.

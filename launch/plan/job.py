@@ -1,4 +1,4 @@
-"""The job of a run, as the head submits it to Ray: its command, its files on the hosts, what it saves and imports.
+"""The job of a run, which the head submits to Ray: its command, its files on the hosts, its checkpoints and imports.
 
 The command is verl with the recipe's overrides, then the user's, which win. Paths are those that its processes see on
 the hosts. Of its checkpoints it says how often, how many and how large.

@@ -1,4 +1,4 @@
-"""The shell line that starts a process of this project on a host: there as it is, or in a container.
+"""The shell line that starts a process of this project on a host, directly or in a container.
 
 The container gets the NPUs of the run alone: without `npu-smi set -t device-share` an NPU belongs to one container, and
 dcmi ends with -8020 in the next that maps it. It gets all GPUs, of which CUDA_VISIBLE_DEVICES names those of the run.

@@ -1,4 +1,4 @@
-"""Validation of a job's settings by verl's own checks, which else come minutes after its start, for --dry-run.
+"""Validation of a job's settings for --dry-run, with verl's own checks, which otherwise run minutes after the start.
 
 Another process composes and checks the command line with the verl that is here (`python -m launch.plan.validate`):
 verl's own loader and checks first, then what verl and our refits find out in the job. No worker is started and no model

@@ -1,4 +1,4 @@
-"""The port guard of a run: only its own hosts reach what it listens on, and of each host only its own user and root.
+"""The port guard of a run: only its own hosts can connect to its ports, and on each host only its own user and root.
 
 Off unless the inventory says `socket_filter: true`. It is port_guard.c with the run's addresses, compiled on the host
 where the run is, and tried. It needs neither root nor a firewall, leaves nothing on the host when a run dies, and

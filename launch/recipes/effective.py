@@ -1,4 +1,4 @@
-"""How much of a batch importance weights leave, and which corrections verl 0.9.1 computes otherwise than they read.
+"""Effective sample size of importance weights, and corrections that verl 0.9.1 computes differently from their names.
 
 A sequence's weight is the product of its tokens' ratios, so its spread grows with its length: at a mismatch of 1e-4 a
 token, which is what INT8 rollouts have, half of the batch is lost at 10,000 tokens. A token's weight does not change.

@@ -1,4 +1,4 @@
-"""The fields of a recipe file, their types and their values. What goes together is in rules.py."""
+"""The fields of a recipe file, with types and valid values. rules.py checks combinations."""
 
 from typing import Annotated, Any, Literal
 

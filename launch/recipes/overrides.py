@@ -1,4 +1,4 @@
-"""The override arguments of verl's command line: those that a recipe becomes, and those that a user may not give.
+"""The Hydra overrides of verl's command line: those that a recipe produces, and those that a user may not set.
 
 A plain `key=value` fails where verl has no such key, so a typo is found. `+key=value` stands only in the places that
 verl leaves open: what it hands on to vLLM, Megatron and Ray (OPEN).

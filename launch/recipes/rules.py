@@ -1,4 +1,4 @@
-"""Rules: what in a recipe does not go together, and what to write. One function a subject, which yields problems.
+"""Rules for combinations of recipe fields: one function per subject, which yields problems and their fixes.
 
 Here is what would be without effect, train wrongly, or fail long after the start. What the engine, verl and Megatron
 refuse when they begin, they say themselves: codes of another scheme, groups of the trainer that do not fit its devices,

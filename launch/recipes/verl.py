@@ -1,4 +1,4 @@
-"""verl, as far as a recipe is concerned: the parts of its configuration, values on its command line, its versions.
+"""verl's configuration for recipes: its parts, values on its command line, and its versions.
 
 | stack          | verl                                        | its vLLM |
 |----------------|---------------------------------------------|----------|

@@ -1,4 +1,4 @@
-"""`./run.sh smoke`, `docker run IMAGE smoke`: does this installation work on this machine? One JSON file.
+"""`./run.sh smoke`, `docker run IMAGE smoke`: test this installation; results are in one JSON file.
 
 The doctor, the device's probes, and a few steps of GRPO with int8 rollouts: on a CPU the demo itself, elsewhere its
 recipe on one device.

@@ -1,4 +1,4 @@
-"""The parts one after the other, each in a process with a time limit; what fails does not stop the others.
+"""Parts of the smoke test, run in sequence in processes with a time limit; a failed part does not stop the others.
 
 On one NPU all limits together are within an hour.
 """

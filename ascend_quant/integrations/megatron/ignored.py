@@ -1,6 +1,6 @@
-"""Which of Megatron's layers are not quantized: those that the engine does not quantize by the same list.
+"""Selection of the Megatron layers that are not quantized: those that the engine ignores by the same `ignore` list.
 
-A rank holds some layers of a model, so all ranks tell each other what they have found.
+A rank has only some layers of a model, so all ranks exchange what they have found.
 """
 
 import re

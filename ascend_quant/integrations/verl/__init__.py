@@ -1,4 +1,4 @@
-"""verl adapter: int8 rollouts in verl's GRPO/PPO, every step's refit checked and logged.
+"""verl integration: int8 rollouts in verl's GRPO/PPO; the refit of every step is checked and logged.
 
     python -m ascend_quant.integrations.verl.main_ppo actor_rollout_ref.rollout.quantization=ascend_quant ...
 

@@ -1,4 +1,4 @@
-"""verl's agent loops, which join the turns of a chat in a way that the tokenizer has the tokens for."""
+"""verl's agent loops, with a way to join the turns of a chat for which the tokenizer has the tokens."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Differences between verl's versions, and those of Ray and vLLM that it runs on, probed, not asked by version."""
+"""Differences between versions of verl, and of Ray and vLLM under it, detected by probing, not by version numbers."""
 
 import asyncio
 import logging

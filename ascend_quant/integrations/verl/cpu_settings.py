@@ -1,4 +1,4 @@
-"""Settings that verl needs on CPUs, checked before anything starts: by itself it finds out minutes later.
+"""Settings that verl needs on CPUs, checked before anything starts; verl itself would fail minutes later.
 
 FSDP1 demands a GPU (`sync_module_states`), and verl 0.9.1 reads which FSDP it is from `fsdp_config` alone. vLLM's CPU
 engine refuses sleep mode, which verl asks for unless it is told not to. Its workers take their device from

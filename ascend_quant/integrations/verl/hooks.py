@@ -1,10 +1,10 @@
-"""Monkeypatches of verl: everything of it that is replaced at run time, and when, for who wants to audit it.
+"""Monkeypatches of verl: every function that is replaced at run time, and when, for auditing.
 
 Those of weight syncs are in sending/hooks.py, those of the training engine in training/hooks.py; HOOKS and BY_HAND here
 are the whole list.
 
-`apply()` runs in every process that imports verl. It asks what is there, never which version is there. Without the
-distribution's entry point in `verl.plugins` nothing of it happens.
+`apply()` runs in every process that imports verl. It probes features, never version numbers. Without the distribution's
+    entry point in `verl.plugins`, nothing is patched.
 """
 
 import importlib

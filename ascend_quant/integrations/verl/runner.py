@@ -1,4 +1,4 @@
-"""verl's task runner, which first puts our replica, our trainer and our actor where verl will look for them."""
+"""verl's task runner, which first registers our replica, trainer and actor where verl looks them up."""
 
 import logging
 from typing import Any

@@ -63,7 +63,7 @@ def wants_proof(rollout: Any) -> bool:
         rollout: verl's rollout settings, as the trainer and the engine's server have them.
 
     Raises:
-        RefitError: an option that does not exist, or a value that is neither True nor False.
+        RefitError: an option that does not exist, or a value that must be True or False.
     """
     return flag(rollout, "proof", default=True)
 

@@ -1,4 +1,4 @@
-"""verl's trainer, whichever mode: its actors send digests, and the refits' receipts are among each step's metrics.
+"""verl's trainer in any mode: its actors send checksums, and each step's metrics include the refits' receipts.
 
 With several replicas, each one's times and mismatch are reported too, by its rank.
 """

@@ -88,19 +88,19 @@ def put_in_place() -> None:
 
 
 def come_first(methods: list[str]) -> None:
-    """Put our method before vllm-ascend 0.10's own, which claims every checkpoint that has a quantization_config."""
+    """Register our method before vllm-ascend 0.10's own, which claims every checkpoint with a quantization_config."""
     methods.remove(NAME)
     methods.insert(0, NAME)
 
 
 def allow(supported: list[str]) -> None:
-    """Add our method to the platform's list of supported ones, if it has one: newer vLLMs see to it themselves."""
+    """Add our method to the platform's list of supported ones, if it has one; newer vLLMs do so themselves."""
     if supported and NAME not in supported:
         supported.append(NAME)
 
 
 class LinesOfVllm(logging.Handler):
-    """Log handler that shows a line where vLLM shows its own, unless the root logger does already, as under verl."""
+    """Log handler that forwards records to vLLM's handlers, unless the root logger shows them, as in verl."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if any(type(one) is logging.StreamHandler and record.levelno >= one.level for one in logging.root.handlers):
@@ -111,7 +111,7 @@ class LinesOfVllm(logging.Handler):
 
 
 def log_with_vllm() -> None:
-    """Show our lines (the scheme at start, a receipt a refit) where vLLM shows its own, from the same level on."""
+    """Show our log records (the scheme at start, a receipt per refit) through vLLM's handlers, at the same level."""
     from ascend_quant.integrations.vllm.compat import set_up_logging
 
     set_up_logging()

@@ -1,9 +1,8 @@
-"""Make a freshly built vLLM model refittable: every parameter becomes resident, load_weights becomes a refit.
+"""Make a freshly built vLLM model refittable: every parameter becomes resident, and load_weights becomes a refit.
 
-Runs once a model, between its construction and its first load. From then on
-* `model.load_weights` writes through `Loading`, in whatever buckets the caller likes;
-* vLLM's post-load pass, however often it runs, only checks that the refit is complete and untouched;
-* `model.compute_logits` refuses to work on mixed weights: no token is ever sampled from them.
+Runs once per model, between its construction and its first load. From then on * `model.load_weights` writes through
+`Loading`, in any bucketing; * vLLM's post-load pass, however often it runs, only checks that the refit is complete and
+untouched; * `model.compute_logits` refuses to work on mixed weights: no token is ever sampled from them.
 """
 
 import logging
@@ -84,7 +83,7 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
 
 
 def _log_summary(refit: Refit, config) -> None:
-    """Log one line: the scheme, how much is quantized and what is not, which kernels multiply."""
+    """Log one line: the scheme, the quantized and unquantized layers, and the GEMM kernels."""
     quantized = sum(bool(resident.codes) for resident in refit.residents)
     plain, device = len(refit.residents) - quantized, refit.residents[0].tensor.device
     product = serving_of(config.scheme, device).by if quantized else "as without quantization"
@@ -96,7 +95,7 @@ def _log_summary(refit: Refit, config) -> None:
 
 
 def _smoothing(config, device: torch.device, may_miss: Callable[[str], bool]) -> Smoothing | None:
-    """Load the config's profile: how each tensor is smoothed; None without a profile.
+    """Load the smoothing of the config's profile; None without a profile.
 
     Raises:
         BadCheckpoint, RefitError: see `attach`.
@@ -163,7 +162,7 @@ def _take_load_weights(
 
 
 def _may_follow(weights: Sequence[NamedTensor], refit: Refit, unmatched: UnmatchedWeights) -> bool:
-    """Return whether a bucket may be the rest of a refit that has closed, since all that has a place had come."""
+    """Return whether a bucket may belong to a refit that has already closed because every parameter was written."""
     closed = refit.why_not_servable() is None and refit.last_receipt is not None
     return closed and all(unmatched.is_left_out(name, tensor, refit.plan.entries) for name, tensor in weights)
 
@@ -182,7 +181,7 @@ def _take_compute_logits(model: nn.Module, refit: Refit) -> None:
 
 
 def _take_post_load_pass(model: nn.Module, refit: Refit, dummy: bool) -> None:
-    """Take over vLLM's post-load pass, `quant_method.process_weights_after_loading`: one layer speaks for all."""
+    """Take over vLLM's post-load pass (`process_weights_after_loading`), through one layer for the whole model."""
 
     def settle() -> None:
         if not prepared:  # before vLLM measures memory and captures graphs; a trainer's first tensors come later

@@ -1,4 +1,4 @@
-"""The resident buffers of a layer: codes and scales of a scheme, registered so that vLLM's loaders find the weight."""
+"""The resident buffers of a layer: quantized weight and scales, registered so that vLLM's weight loaders find them."""
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from ascend_quant.schemes import Scheme
 
 
 def register(layer: nn.Module, name: str, scheme: Scheme, shape: tuple[int, ...], attributes: dict) -> str:
-    """Make the parameters `name`, and `name`_scale for the refit; returns the name of what products read scales from.
+    """Register the parameters `name`, and `name`_scale for the refit; returns the name of the scale that GEMMs read.
 
     Args:
         shape: (.., N, K) on this rank.

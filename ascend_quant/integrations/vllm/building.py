@@ -1,4 +1,4 @@
-"""Which part of a model is being built in this process, for who is asked about its layers one by one."""
+"""The part of a model that this process is building, for code that vLLM asks about single layers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

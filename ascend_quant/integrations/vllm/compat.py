@@ -1,4 +1,4 @@
-"""Differences between vLLM 0.10.1, 0.23, 0.24, 0.28, 0.31 and 0.32, probed, never asked by version number.
+"""Differences between vLLM 0.10.1, 0.23, 0.24, 0.28, 0.31 and 0.32, detected by probing, never by version number.
 
 Names that moved, and what a version's loaders, routers and samplers do. What is replaced in vLLM is in hooks.py.
 """
@@ -105,12 +105,12 @@ __all__ = [
 
 
 def batch_invariant() -> bool:
-    """Return whether vLLM is to give a token the same bits in every batch (VLLM_BATCH_INVARIANT); older ones cannot."""
+    """Return whether vLLM's batch-invariant mode is on (VLLM_BATCH_INVARIANT); older versions do not have it."""
     return getattr(envs, "VLLM_BATCH_INVARIANT", False)
 
 
 def routes_by_itself() -> bool:
-    """Return whether vLLM hands routed ids to the experts."""
+    """Return whether vLLM passes routed expert ids to the experts."""
     return _select_experts is None
 
 
@@ -134,7 +134,7 @@ def select_experts(
 
 
 def samples_with_logprobs(sample: Callable) -> bool:
-    """Return whether a sampler's `sample` returns log-probabilities beside the tokens; vLLM 0.10.1's does not."""
+    """Return whether a sampler's `sample` returns log-probabilities with the tokens; vLLM 0.10.1's does not."""
     return "tuple" in str(sample.__annotations__.get("return")).lower()
 
 
@@ -146,7 +146,7 @@ def _knows_orders() -> bool:
 
 
 def in_order(none: torch.Tensor) -> dict[str, Any]:
-    """Return the arguments that tell Marlin's product that input channels are in order (g_idx); none from 0.30 on."""
+    """Return the arguments that tell Marlin's GEMM that input channels are not permuted (g_idx); none from 0.30 on."""
     return {"g_idx": none, "g_idx_sort_indices": none, "is_k_full": True} if _knows_orders() else {}
 
 
@@ -160,7 +160,7 @@ def base_of_passes() -> type:
 
 
 def begins_anew() -> bool:
-    """Return whether emptying the prefix cache can have what is in flight computed again from its first token."""
+    """Return whether resetting the prefix cache can recompute running requests from their first token."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
     return "reset_running_requests" in signature(Scheduler.reset_prefix_cache).parameters
@@ -193,7 +193,7 @@ def convolution_as_read(weight: torch.Tensor) -> torch.Tensor:
 
 
 def forgets_towers_outputs(core) -> bool:
-    """Empty an engine core's cache of what towers made of images and the like; False if it cannot do so."""
+    """Reset an engine core's encoder cache (outputs of vision and other towers); returns False if it cannot."""
     if core.vllm_config.model_config.is_multimodal_model:
         if not hasattr(core, "reset_encoder_cache"):  # older vLLMs
             return False
@@ -202,12 +202,12 @@ def forgets_towers_outputs(core) -> bool:
 
 
 def has_first_runner(vllm_config) -> bool:
-    """Return whether vLLM's first model runner serves the model: on GPUs the second one does, for all from 0.29 on."""
+    """Return whether vLLM's first model runner serves the model; from 0.29 on, GPUs use the second one."""
     return not getattr(vllm_config, "use_v2_model_runner", False)
 
 
 def is_own_transfer(name: str) -> bool:
-    """Return whether a weight transfer is one of vLLM's, not one that a user has registered."""
+    """Return whether a weight transfer is one of vLLM's own, not registered by a user."""
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory as Factory
 
     registered = Factory._registry.get(name)  # vLLM itself refuses a name that nobody has registered
@@ -224,7 +224,7 @@ def generation_error() -> type[Exception]:
 
 
 def set_up_logging() -> None:
-    """Have vLLM's logging as its variables say: older ones see to it when they are imported, 0.31 with an engine."""
+    """Configure vLLM's logging from its variables: older versions do so at import, 0.31 when an engine starts."""
     try:
         from vllm.config.logging import LoggingConfig
         from vllm.logger import configure_logging_if_needed

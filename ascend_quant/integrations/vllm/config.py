@@ -1,4 +1,4 @@
-"""Which layer of a model gets which method.
+"""vLLM's quantization config: the quantization method of each layer.
 
     LLM(model, quantization="ascend_quant",
         hf_overrides={"quantization_config": {"quant_method": "ascend_quant", "scheme": "int8", "ignore": [..]}})
@@ -75,7 +75,7 @@ class AscendQuantConfig(QuantizationConfig):
         return Float32HeadMethod if self.options.lm_head_fp32 else PlainEmbeddingMethod
 
     def make_plain(self, model: torch.nn.Module) -> None:
-        """Give layers that vLLM has built with its own unquantized methods ours instead; see `inventory.make_plain`."""
+        """Replace vLLM's own unquantized methods of layers with ours; see `inventory.make_plain`."""
         make_plain(model, {**self.PLAIN, UnquantizedEmbeddingMethod: self.embedding})
 
     def buffers_of(self, model: torch.nn.Module) -> Buffers | None:
@@ -84,11 +84,11 @@ class AscendQuantConfig(QuantizationConfig):
 
     @classmethod
     def why_no_cache(cls, asked: str) -> str | None:
-        """Return why the option kv_cache is not served on a platform for which vLLM has no such dtype."""
+        """Return why the option kv_cache is not supported on a platform for which vLLM has no such dtype."""
         return f"it is not served on {current_platform.device_type} by this version"
 
     def choose(self, rank: int) -> None:
-        """Take the options of data-parallel replica `rank`.
+        """Select the options of data-parallel replica `rank`.
 
         Raises:
             RefitError: this vLLM lacks what their scheme computes with.
@@ -116,7 +116,7 @@ class AscendQuantConfig(QuantizationConfig):
         return None
 
     def check_ignored(self, model: torch.nn.Module, has_draft: bool) -> None:
-        """See that each pattern of `ignore` names a layer of the model: a misspelt one leaves none alone.
+        """Check that each pattern of `ignore` matches a layer of the model, so that a misspelt one is an error.
 
         Args:
             has_draft: a draft model is built too, whose layers the pattern may mean.

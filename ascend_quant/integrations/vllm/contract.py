@@ -1,4 +1,4 @@
-"""Everything of vLLM that is used, by the feature that needs it: rows of `use`, without vLLM to read them.
+"""All names of vLLM that this project uses, grouped by feature, as rows of `use` that can be read without vLLM.
 
 When the plugin registers, `core` is looked for: where a row is missing nothing of vLLM is replaced, and an engine with
 `quantization="ascend_quant"` is refused by that row. What another feature lacks is said where it is asked for.

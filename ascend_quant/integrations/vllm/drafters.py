@@ -22,7 +22,7 @@ _building = Building()
 
 
 def is_drafter(vllm_config: VllmConfig, model_config: Any) -> bool:
-    """Return whether what is to be built with the model's own vLLM config is another model beside it."""
+    """Return whether the model to be built with the main model's vLLM config is a drafter."""
     return model_config is not None and model_config is not vllm_config.model_config
 
 
@@ -36,7 +36,7 @@ def building(model_config: Any) -> Iterator[None]:
 
 
 def is_building() -> bool:
-    """Return whether what is being built is part of a drafter."""
+    """Return whether a drafter is being built."""
     return bool(_building)
 
 
@@ -47,5 +47,5 @@ def marked(drafter: nn.Module) -> nn.Module:
 
 
 def method_of(layer: nn.Module) -> UnquantizedLinearMethod | None:
-    """Return vLLM's own linear method for a drafter's layer; None where vLLM finds it itself."""
+    """Return vLLM's own linear method for a drafter's layer; None if vLLM selects it itself."""
     return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None

@@ -1,4 +1,4 @@
-"""FLASHRL_* variables at work in vLLM: every engine of this environment starts with the options that they name.
+"""FLASHRL_* variables in vLLM: every engine of this environment starts with the options that they select.
 
 With several configs, replica r of the same model uses number r mod their count. verl numbers its replicas by a
 variable, vLLM's own data parallel by an engine argument, or only in its engine cores: these choose for themselves.
@@ -47,7 +47,7 @@ def follow_variables() -> bool:
 
 
 def configuring(original: Callable) -> Callable:
-    """Wrap `EngineArgs.create_engine_config`: what the FLASHRL_* variables say is set first."""
+    """Wrap `EngineArgs.create_engine_config`: the settings of the FLASHRL_* variables are applied first."""
 
     def create_engine_config(self, *args, **kwargs):
         # looked up where an engine is made: its workers come here too, and a hub may be slow
@@ -58,7 +58,7 @@ def configuring(original: Callable) -> Callable:
 
 
 def configure(arguments: Any, config: Config, variables: Variables) -> None:
-    """Put what the config says into vLLM's engine arguments.
+    """Apply the config to vLLM's engine arguments.
 
     Args:
         arguments: vLLM's EngineArgs, changed in place.
@@ -80,12 +80,12 @@ def configure(arguments: Any, config: Config, variables: Variables) -> None:
 
 
 def options_of(variables: Variables) -> dict[str, bool]:
-    """Return the plugin's options that a variable of their own switches on."""
+    """Return the plugin's options that have their own variable."""
     return {name: True for name in ("lm_head_fp32", "test_reload") if getattr(variables, name)}
 
 
 def replica_of(arguments: Any, environment: dict[str, str], configs: int) -> int | None:
-    """Return this engine's replica, from 0; None if its cores will be several replicas, which learn it later."""
+    """Return this engine's replica, from 0; None if its cores are several replicas, which determine it later."""
     if configs == 1:
         return 0
     if REPLICA_OF_VERL in environment:
@@ -103,7 +103,7 @@ def replica_of(arguments: Any, environment: dict[str, str], configs: int) -> int
 
 
 def logged_options(replica: Replica, rank: int, asked: str) -> dict[str, Any]:
-    """Return the options of one replica; logs what is done, and what is not."""
+    """Return the options of one replica; logs which settings are applied, and which are not."""
     logger.info("%s: replica %d uses fn=%s: %s", asked, rank, replica.fn, replica.function.meaning)
     for line in replica.disregarded():
         logger.info("not followed: %s", line)
@@ -111,14 +111,14 @@ def logged_options(replica: Replica, rank: int, asked: str) -> dict[str, Any]:
 
 
 def shared_options(config: Config) -> dict[str, Any]:
-    """Return the options for engine cores, which choose among replicas by their own rank."""
+    """Return the options for engine cores, which select their replica by rank."""
     return {
         "replicas": [logged_options(replica, rank, "FLASHRL_CONFIG") for rank, replica in enumerate(config.replicas)]
     }
 
 
 def override(arguments: Any, options: dict[str, Any], asked: str) -> None:
-    """Put the plugin's options where vLLM looks for those of an unknown quantization method: in `hf_overrides`."""
+    """Put the plugin's options into `hf_overrides`, where vLLM looks for those of an unknown quantization method."""
     overrides = arguments.hf_overrides or {}
     if callable(overrides):
         raise ConfigError(f"{asked} does not go with hf_overrides that is a function: give a dictionary")

@@ -1,9 +1,9 @@
-"""Monkeypatches of vLLM: everything of it that is replaced at run time, and when, for who wants to audit it.
+"""Monkeypatches of vLLM: every function that is replaced at run time, and when, for auditing.
 
 Those of requests and calls are in serving/hooks.py, those of exact engines in exact/hooks.py; HOOKS and BY_HAND here
 are the whole list.
 
-Without `ascend_quant` in VLLM_PLUGINS nothing of it happens. An engine with another `quantization` gets vLLM's own
+If VLLM_PLUGINS excludes `ascend_quant`, nothing is patched. An engine with another `quantization` gets vLLM's own
 behaviour from each of these functions. All have run on vLLM 0.28 and 0.32 but sleep (on stand-ins: CPU workers do not
 sleep), Sampler.sample (0.28, with torch's ops) and what skipping.py and towers.py listen to (0.28); what
 older versions have otherwise is probed for, not yet run.
@@ -39,7 +39,7 @@ PLUGINS = "VLLM_PLUGINS without ascend_quant"
 
 
 def attaching(original: Callable) -> Callable:
-    """Wrap `initialize_model`: a model of ours is made refittable; the first one brings the other monkeypatches.
+    """Wrap `initialize_model`: a model of ours is made refittable; the first one installs the other monkeypatches.
 
     A model that another one builds as its part (the language model of one that sees) is refitted with it, as one; a
     drafter stays vLLM's own.

@@ -1,7 +1,7 @@
 """The inventory of a vLLM model: its resident parameters, with the checkpoint names of their rows (q_proj in qkv_proj).
 
-Layers that the model built without a quantization config are given methods that keep nothing derived from their
-weights; layers that would keep something derived all the same are refused.
+Layers that the model built without a quantization config get methods that store nothing derived from their weights;
+    layers that would still store something derived are refused.
 """
 
 from collections.abc import Iterator, Mapping
@@ -65,7 +65,7 @@ def layer_names(model: nn.Module) -> Iterator[str]:
 
 
 def unquantized_in(model: nn.Module, residents: Mapping[str, ResidentWeight], scheme: Scheme) -> Unquantized:
-    """List the linear layers and experts without codes; none where the scheme has none."""
+    """List the linear layers and experts that are not quantized; none if the scheme does not quantize."""
     coded = {name.rpartition(".")[0] for name, resident in residents.items() if resident.codes}
     plain = {
         _known_as(name, module)
@@ -81,7 +81,7 @@ def _known_as(name: str, module: nn.Module) -> str:
 
 
 def number_of_experts(layer: nn.Module) -> int:
-    """Return the number of experts of a layer, on all ranks together, redundant copies not counted."""
+    """Return the number of experts of a layer over all ranks, without redundant copies."""
     return getattr(layer.moe_config, "num_logical_experts", layer.moe_config.num_experts)
 
 
@@ -90,7 +90,7 @@ def _refuse(name: str, module: nn.Module, why: str) -> None:
 
 
 def residents_of(model: nn.Module) -> dict[str, ResidentWeight]:
-    """Return every parameter of the model once (tied ones under their first name); scales belong to their codes."""
+    """Return every parameter of the model once (tied ones under their first name); scales belong to their weights."""
     residents: dict[str, ResidentWeight] = {}
     seen: set[int] = set()
     for prefix, module in model.named_modules():
@@ -148,7 +148,7 @@ def _whole_length(leaf: str, module: nn.Module, length: int) -> int:
 
 
 def _parts(name: str, leaf: str, module: nn.Module, packed: dict[str, list[str]]) -> Iterator[tuple[str, int]]:
-    """Yield (checkpoint name, rows) of each tensor that a fused parameter is put together from."""
+    """Yield (checkpoint name, rows) of each tensor of a fused parameter."""
     if isinstance(module, EXPERTS_LAYER) and leaf in ("w13_weight", "w2_weight"):
         yield from _expert_parts(name.rsplit(".", 1)[0], leaf, module)
         return
@@ -177,7 +177,7 @@ def _expert_parts(layer: str, leaf: str, module: nn.Module) -> Iterator[tuple[st
 def unmatched_of(
     model: nn.Module, residents: Mapping[str, ResidentWeight], vllm_config: VllmConfig
 ) -> UnmatchedWeights:
-    """Return the tensors that may come to this rank of a model without a place: a tied head, other ranks' experts."""
+    """Return the tensors that a trainer may send without a parameter here: a tied head, other ranks' experts."""
     layers = [module for module in model.modules() if isinstance(module, EXPERTS_LAYER)]
     experts = max(map(number_of_experts, layers), default=0)
     split = vllm_config.parallel_config.enable_expert_parallel

@@ -1,6 +1,6 @@
-"""An unsupported vLLM version, which lacks what we need: `quantization="ascend_quant"` is refused there, with the why.
+"""Unsupported vLLM versions, which lack names that we need: `quantization="ascend_quant"` is refused, with the reason.
 
-Everything else of that vLLM is as it was: no function is replaced, and engines without our method start as ever.
+That vLLM is otherwise unchanged: no function is replaced, and engines with other quantization methods start as before.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""vLLM's other ways to bring weights into a running engine: layerwise reload, and the API for weight updates.
+"""vLLM's other ways to load weights into a running engine: layerwise reload, and the weight update API.
 
 Our residents take shards in place. Layerwise reload would move them to the meta device, keep every shard until its
 layer is complete, and (with reused bucket buffers) replay overwritten bytes. Weights "in kernel format" would be copied

@@ -1,7 +1,7 @@
-"""FLASHRL_TEST_RELOAD: is a reload idempotent? It must give the bytes of a fresh load, whatever lay there before.
+"""FLASHRL_TEST_RELOAD: test that a reload gives the bytes of a fresh load, whatever the buffers contained before.
 
-The residents are filled with junk first, so that what the reload leaves out shows; twice, since the first reload
-learns a plan and the second follows it.
+The buffers are filled with random bytes first, so that a gap in the reload shows; this is done twice, since the first
+    reload records a plan and the second follows it.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Weights that a vLLM model skips by design (MTP layers): its own loader says so while it loads; there is no list here.
+"""Weights that a vLLM model skips by design (such as MTP layers), as reported by its own loader; there is no list here.
 
 vLLM's classes skip the layers of MTP (multi-token prediction) where no drafter is loaded, the towers of modalities
 that are switched off, and what old checkpoints hold beside their weights. They say so in three places, which are

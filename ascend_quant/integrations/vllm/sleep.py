@@ -1,7 +1,7 @@
-"""Sleep mode: the refit is told when the memory of its residents goes and comes.
+"""Sleep mode: notifies the refit when the memory of its parameters is released and restored.
 
-Asleep, their addresses are unmapped: a kernel that touches them ends the process. Level 1 brings the bytes back,
-level 2 does not. CPU workers ignore sleep in methods of their own, which stay as they are.
+During sleep their addresses are unmapped, and a kernel that accesses them crashes the process. Level 1 restores the
+    bytes, level 2 does not. CPU workers ignore sleep in methods of their own, which stay as they are.
 """
 
 from collections.abc import Callable, Generator

@@ -1,4 +1,4 @@
-"""How long the parts of an engine worker's start took, in this worker: kept for whoever asks, logged by vLLM itself."""
+"""Durations of the stages of an engine worker's start, recorded in this worker; vLLM logs them itself."""
 
 import time
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Models of several modalities: their language model is quantized, the rest (towers, projectors) keeps its dtype.
 
-What is a tower, vLLM's classes say while they build it (`_mark_tower_model`), also where they build it on the meta
-device and drop it, since its modality is switched off.
+vLLM's model classes mark towers while building them (`_mark_tower_model`), even if they build a tower on the meta
+    device and drop it because its modality is disabled.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""On Ascend NPUs: int8 made online from BF16 weights, computed by vllm-ascend's own W8A8-dynamic schemes.
+"""Ascend NPUs: BF16 weights are quantized to int8 online and computed by vllm-ascend's own W8A8-dynamic schemes.
 
 config.py    which layer gets which method
 linear.py    linear layers (plain ones too), experts.py fused experts: vllm-ascend's methods and layouts
@@ -7,7 +7,7 @@ fused_norm.py  a pattern of its fusion of norms that it lacks; hooks.py where it
 refusals.py  settings of vllm-ascend that do not go with refits
 compat.py    what differs between vllm-ascend versions
 
-What makes a model refittable is integrations/vllm, here as elsewhere; its plugin chooses this config on an NPU.
+Refits are those of integrations/vllm, whose plugin selects this config on an NPU.
 """
 
 # Among fewer, the graphs of vllm-ascend 0.10 gather tokens and do not quantize them (AllGatherCommImpl.permute)

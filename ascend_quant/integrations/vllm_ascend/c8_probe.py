@@ -1,4 +1,4 @@
-"""A probe of the NPU: does it decode from an int8 KV cache as C8 calls it? It runs when a model is built.
+"""A probe of the NPU, run when a model is built: whether its decode attention is correct for the int8 KV cache of C8.
 
 The page of npu_fused_infer_attention_score lists a few pairs of query and key heads for int8 caches in C8's layout, and
 most models have others. So each pair is tried once: vllm-ascend's own functions write two sequences into a small cache

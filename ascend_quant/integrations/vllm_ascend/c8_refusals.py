@@ -1,4 +1,4 @@
-"""Where vllm-ascend's int8 KV cache (C8) is not served, and why: by version, by device, by layer."""
+"""Reasons why vllm-ascend's int8 KV cache (C8) is not supported, by version, device and layer."""
 
 from typing import Any
 

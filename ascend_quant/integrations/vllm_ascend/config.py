@@ -1,4 +1,4 @@
-"""Which layer of a model gets which method on an NPU; the options are those of integrations/vllm, and
+"""vLLM's quantization config on NPUs: the method of each layer. The options are those of integrations/vllm, and
 
 nz: whether linear layers are kept in FRACTAL_NZ, the default, or plain. Experts lie as vllm-ascend has them.
 """

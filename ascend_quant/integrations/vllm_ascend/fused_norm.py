@@ -1,4 +1,4 @@
-"""A norm and the quantization of its result as one kernel, for norms that vllm-ascend's patterns do not meet.
+"""Fusion of a norm with the quantization of its output, for norms that vllm-ascend's patterns do not match.
 
 vllm-ascend's compiled norm has an optional bias and an epsilon of 1e-6 by default, and a traced graph leaves out what
 comes last and is a default. vllm-ascend has a pattern for that norm with a bias alone, which meets an epsilon of 1e-5

@@ -1,4 +1,4 @@
-"""Settings of vllm-ascend under which a refit would not reach everything that its compute reads: refused, in a table.
+"""Settings of vllm-ascend that keep copies of weights which a refit would not update: a table of refusals.
 
 Each is looked for in vllm-ascend's own config object, in vLLM's or in environment variables, where the version has it.
 """

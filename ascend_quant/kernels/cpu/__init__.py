@@ -1,4 +1,4 @@
-"""The CPU's kernels: refit.py writes weights, serve.py has the products. Their functions: kernels/__init__.py."""
+"""CPU kernels: refit.py writes weights, serve.py has the GEMMs. kernels/__init__.py lists their functions."""
 
 from ascend_quant.kernels.counters import Counters
 from ascend_quant.kernels.cpu.refit import READS_ARE_FREE, digests, prepare, read_digests, write

@@ -1,7 +1,7 @@
-"""Serving on CPUs: int8 by torch's integer product, the rest as the oracle computes it, in float32.
+"""Serving on CPUs: int8 with torch's integer GEMM, other schemes as the oracle computes them, in float32.
 
-fp8 and int4 weights are unpacked at every product: that is for trying a scheme out, not for speed. So is what computes
-with a scheme that has a definition alone (`by_definition`).
+fp8 and int4 weights are unpacked in every GEMM: this is for trying a scheme out, not for speed. The same holds for
+    schemes that have only a definition (`by_definition`).
 """
 
 import logging

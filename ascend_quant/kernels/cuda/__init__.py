@@ -1,7 +1,6 @@
-"""CUDA's kernels: refit/ writes weights, serve/ has the products and attention, tune/ finds the fastest tiles.
-
-Their functions: kernels/__init__.py. triton_elements.py has the arithmetic of single elements, triton_early.py kernels
-that start before the one before them has ended (programmatic dependent launch).
+"""CUDA kernels: refit/ writes weights, serve/ has GEMMs and attention, tune/ is the autotuner. kernels/__init__.py
+lists their functions. triton_elements.py has the arithmetic of single elements, triton_early.py kernels that start
+before the one before them has ended (programmatic dependent launch).
 """
 
 from ascend_quant.kernels.counters import Counters

@@ -1,6 +1,5 @@
-"""NPUs' kernels: refit/ writes weights, serve/ has the products, ops.py finds torch_npu's operators.
-
-Their functions: kernels/__init__.py.
+"""NPU kernels: refit/ writes weights, serve/ has the GEMMs, ops.py finds torch_npu's operators. kernels/__init__.py
+lists their functions.
 """
 
 from ascend_quant.kernels.fallbacks import fake_quantize, float32_product

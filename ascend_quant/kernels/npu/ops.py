@@ -1,7 +1,7 @@
-"""Operators of the installed torch_npu, CANN and chip, probed, with one clear line where one is missing.
+"""Operators of the installed torch_npu, CANN and chip, detected by probing, with a clear error if one is missing.
 
-Versions are compared in `check_pair` alone. Whether an operator is there is read from torch.ops.npu, because vendors'
-images carry operators that their version numbers do not tell of.
+Only `check_pair` compares versions. Operators are looked up in torch.ops.npu, because vendors' images have operators
+    that their version numbers do not imply.
 """
 
 import functools
@@ -44,7 +44,7 @@ class MissingOperator(RuntimeError):
 
 
 class WrongPair(RuntimeError):
-    """The installed versions of torch_npu, torch and CANN do not go together."""
+    """The installed versions of torch_npu, torch and CANN are incompatible."""
 
 
 def has_operator(name: str) -> bool:
@@ -55,7 +55,7 @@ def has_operator(name: str) -> bool:
 
 
 def operator(name: str) -> Callable:
-    """torch_npu's function of that name.
+    """Return torch_npu's function of that name.
 
     Raises:
         MissingOperator: naming it, what is installed, and the first pair of torch_npu and CANN that has it.
@@ -138,10 +138,10 @@ def cann_version() -> str:
 
 
 def check_pair() -> None:
-    """Return whether torch_npu goes with torch, and with CANN if both of them are known.
+    """Check that torch_npu is compatible with torch, and with CANN if both versions are known.
 
     Raises:
-        WrongPair: they do not, with all versions and what to install.
+        WrongPair: they are not; the message has all versions and what to install.
     """
     import torch_npu
 

@@ -1,4 +1,4 @@
-"""Probes of an Atlas A2 or A3: do torch_npu's operators give the definition's bytes, and how fast are they?
+"""Probes of an Atlas A2 or A3: whether torch_npu's operators give the oracle's bytes, and how fast they are.
 
 data.py       weights and activations, made on the host
 operators.py  what ascend_quant.kernels.npu writes and counts; rounding, layers, experts

@@ -1,4 +1,4 @@
-"""Weights and activations, made on the host: the same on every machine."""
+"""Weights and activations for the probes, generated on the host, the same on every machine."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,5 @@
-"""Refits in place: nothing moves, no memory stays, and a captured ACL graph computes with what is new.
-
-That is weights, and the scales of vllm-ascend's int8 cache of keys and values (C8).
+"""Probes of in-place refits: no buffer moves, no memory leaks, and a captured ACL graph computes with the new values:
+weights, and the scales of vllm-ascend's int8 KV cache (C8).
 """
 
 import gc

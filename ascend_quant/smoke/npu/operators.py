@@ -1,4 +1,4 @@
-"""Probes of what ascend_quant.kernels.npu writes, counts and computes with torch_npu, beside the definition."""
+"""Probes that compare the results of ascend_quant.kernels.npu with the oracle: written bytes, statistics, layers."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Probes of a refit's speed on an NPU: beside a plain copy, and call by call."""
+"""Probes of a refit's speed on an NPU, compared with a plain copy, and per operator call."""
 
 import tempfile
 import time

@@ -1,8 +1,8 @@
 """Refits in verl's experimental trainers, `one_step_off_policy` and `fully_async_policy`: the parts that they share.
 
-Each has a main, a task runner and a trainer of its own, which look for one another by their names in the main's module.
-So ours go under those names: the task runner in the driver's process, what it creates in its own. Their engines are
-never on the trainer's devices.
+Each has its own main, task runner and trainer, which look each other up by name in the main's module. So our classes
+    replace these names: the task runner's in the driver process, the others in the task runner's process. Their engines
+    are always disaggregated.
 """
 
 import logging

@@ -1,7 +1,6 @@
-"""From the reports of every engine worker to the metrics of one step, and the proof that the replicas agree.
+"""Metrics of one step from the reports of every engine worker, and the check that all replicas agree.
 
-With several replicas there is what one of them may take longer for than the others: refit/replica0/milliseconds beside
-refit/milliseconds.
+With several replicas, times are also logged per replica: refit/replica0/milliseconds in addition to refit/milliseconds.
 """
 
 from statistics import fmean
@@ -25,7 +24,7 @@ OF_A_REPLICA = ("refit/milliseconds", "refit/wake_ms")
 
 
 def merge(replicas: dict[int, list[WorkerReport | None]], quantizations: dict[int, str | None]) -> Metrics:
-    """Merge all workers' reports into one step's metrics, after checking that replicas that serve alike agree.
+    """Merge all workers' reports into one step's metrics, after checking that replicas with the same options agree.
 
     Args:
         replicas: reports by the replica's rank, those of a replica in the order of its workers.
@@ -46,7 +45,7 @@ def merge(replicas: dict[int, list[WorkerReport | None]], quantizations: dict[in
 
 
 def _combine(several: list[Metrics]) -> Metrics:
-    """Combine the metrics of several workers or replicas; one that some of them lack is left out."""
+    """Combine the metrics of several workers or replicas; a metric that some of them lack is omitted."""
     known = set.intersection(*(set(metrics) for metrics in several))
     return {
         name: COMBINED.get(name, _first)([metrics[name] for metrics in several]) for name in several[0] if name in known

@@ -1,4 +1,4 @@
-"""Metrics that have been renamed, and are logged under both names for a while: dashboards may hold the old ones."""
+"""Renamed metrics, logged under both names for a while, since dashboards may use the old ones."""
 
 import functools
 import logging
@@ -16,7 +16,7 @@ GONE_IN = "0.3"  # the release that logs the new names alone
 
 
 def with_old_names(metrics: dict[str, float]) -> dict[str, float]:
-    """Return a weight sync's metrics, those that were renamed under their old names too; the first time it is told."""
+    """Return a weight sync's metrics, renamed ones also under their old names, with a warning the first time."""
     _tell()
     old = {
         name.removesuffix(now) + before: value

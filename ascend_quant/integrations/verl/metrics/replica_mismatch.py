@@ -1,4 +1,4 @@
-"""The mismatch of each replica, where there are several: verl's own figures are of all samples together.
+"""The mismatch of each replica, if there are several: verl's own figures cover all samples together.
 
 A sample's `extra_fields` travel with it from the engine's server to the trainer; ours puts the replica's rank there.
 """
@@ -18,7 +18,7 @@ REPLICA = "ascend_quant_replica"  # the key in extra_fields
 
 
 def ranks_of(extra_fields: Sequence[Mapping[str, Any]]) -> list[int] | None:
-    """Return the rank of the replica that generated each sample; None, which is logged once, if some do not tell."""
+    """Return the rank of the replica that generated each sample; None (logged once) if some samples do not have it."""
     ranks = [extra.get(REPLICA) for extra in extra_fields]
     if None in ranks:
         _log_unattributed()
@@ -40,7 +40,7 @@ def replica_mismatch(
     train: Sequence[torch.Tensor],
     masks: Sequence[torch.Tensor],
 ) -> dict[str, float]:
-    """Compute each replica's mismatch, such as rollout_corr/replica0/k3_kl; one that generated nothing has none.
+    """Compute each replica's mismatch, such as rollout_corr/replica0/k3_kl; a replica that generated nothing has none.
 
     Args:
         ranks: which replica generated each sample.

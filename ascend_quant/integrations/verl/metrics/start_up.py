@@ -1,4 +1,4 @@
-"""From the start of a run to the end of its first step, by stage: a table in the log, `start_up/*` metrics of some.
+"""Start-up time by stage, until the end of the first step: a table in the log and `start_up/*` metrics.
 
 A stage ends where a mark is set, on the clock of the trainer's process, and the next one begins; so stages add up to
 the total. What happened inside a stage elsewhere (in a worker, in an engine, in a step's timers) stands below it, and
@@ -37,7 +37,7 @@ class StartUp:
             self._end("driver", now())
 
     def mark(self, stage: str, inside: Mapping[str, float] | None = None) -> None:
-        """Mark the end of a stage; only its first time counts.
+        """Mark the end of a stage; only the first call counts.
 
         Args:
             inside: seconds of its parts, which do not overlap.
@@ -57,7 +57,7 @@ class StartUp:
         return sum(self.stages.values())
 
     def metrics(self) -> dict[str, float]:
-        """Return the seconds of LOGGED, as far as they have ended, and `start_up/total`."""
+        """Return the seconds of the finished stages in LOGGED, and `start_up/total`."""
         found = {**self.stages}
         found |= {f"{stage}/{part}": value for stage, parts in self.inside.items() for part, value in parts.items()}
         logged = {PREFIX + name.replace(" ", "_"): found[name] for name in LOGGED if name in found}
@@ -73,5 +73,5 @@ class StartUp:
 
 
 def began_here() -> None:
-    """Note this process's start as the run's, for the processes of the Ray cluster that it starts."""
+    """Record this process's start as the run's start, for the processes of the Ray cluster that it starts."""
     os.environ.setdefault(STARTED, str(time.time()))

@@ -1,4 +1,4 @@
-"""Weight syncs as each of verl's trainers sees them: which actors send, and the metrics of every sync."""
+"""Weight syncs in verl's trainers: which actors send, and the metrics of every sync."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ Answer = tuple[str, Sequence[str], Sequence[str]]  # a worker's scheme, the name
 
 
 def let_actors_send(role_worker_mapping: dict[Any, Any], config: Any) -> None:
-    """Put our extension of verl's actor worker in its place, for each role that it plays.
+    """Replace verl's actor worker with our subclass, for each of its roles.
 
     Args:
         role_worker_mapping: verl's, from roles to worker classes; changed in place.
@@ -41,7 +41,7 @@ def let_actors_send(role_worker_mapping: dict[Any, Any], config: Any) -> None:
 
 
 def agree_on_codes(config: Any, replicas: Sequence[Any], workers: Any) -> None:
-    """Have the actors send as codes what all replicas would take so, if the run's settings ask for it.
+    """Let the actors pre-quantize the parameters for which all replicas accept it, if the settings ask for it.
 
     Args:
         config: verl's whole configuration.
@@ -85,7 +85,7 @@ class SyncReports:
 
 
 def _quantizations(replicas: Sequence[Any]) -> dict[int, str | None]:
-    """Ask each replica how it serves, by its rank, and log it; it does not change while the replica runs."""
+    """Ask each replica for its quantization options, by rank, and log them; they do not change later."""
     found = ray.get([replica.servers[0].refit_quantization.remote() for replica in replicas])
     quantizations = {replica.replica_rank: asked for replica, asked in zip(replicas, found, strict=True)}
     for rank, quantization in quantizations.items():
@@ -95,7 +95,7 @@ def _quantizations(replicas: Sequence[Any]) -> dict[int, str | None]:
 
 
 def agreed(scheme: Scheme, workers: Iterable[Answer]) -> frozenset[str]:
-    """Return the names of the parameters that all workers take as codes of a scheme.
+    """Return the names of the parameters that all workers accept pre-quantized in a scheme.
 
     Raises:
         RefitError: a worker quantizes to another scheme, or none takes any.

@@ -1,4 +1,4 @@
-"""The engine's end of verl's weight transfer, made to end: a dead trainer is noticed, a living one is never stuck.
+"""The engine's end of verl's weight transfer: a dead trainer is detected, and a live one is always answered.
 
 verl's sender waits for an answer to each bucket without a deadline, and verl's receiver waits for each bucket without
 one. So whatever goes wrong here, the remaining buckets are still acknowledged; and the socket's monitor tells when
@@ -79,7 +79,7 @@ class WatchedSocket:
 
 
 class DrainingReceiver(BucketedWeightReceiver):
-    """verl's weight receiver, with every message answered: the last one once its buffer is released.
+    """verl's weight receiver that answers every message; the last one after its buffer is released.
 
     It needs of verl's only that it takes messages from `self.socket`, so whether a version answers the last message in
     its loop (commit bcb638649a50) or in `_cleanup` (0.9.1) does not matter.
@@ -109,7 +109,7 @@ class DrainingReceiver(BucketedWeightReceiver):
                 socket.close()
 
     def _remove(self, segment: SharedMemory) -> None:
-        """Unlink the shared memory of a killed sender; a living one removes it, and fails if it does not find it."""
+        """Unlink the shared memory of a killed sender; a live sender removes it itself, and fails if it is missing."""
         end, file = time.monotonic() + SENDER_REMOVES_SECONDS, Path("/dev/shm", segment.name)
         while file.exists() and time.monotonic() < end:
             time.sleep(0.05)
@@ -117,7 +117,7 @@ class DrainingReceiver(BucketedWeightReceiver):
             segment.unlink()
 
     def _release(self, error: BaseException | None) -> None:
-        """Let go of the sender's memory, without a second error that would hide the first."""
+        """Release the sender's memory, without a second error that would hide the first."""
         try:
             super()._cleanup()
         except BufferError:  # the error's traceback holds tensors that lie there
@@ -126,7 +126,7 @@ class DrainingReceiver(BucketedWeightReceiver):
             logger.warning("the trainer's shared memory stays mapped until the error is dropped: %s", error)
 
     def _acknowledge_the_rest(self, socket: WatchedSocket) -> None:
-        """Acknowledge the remaining buckets after an error here, so that the sender ends, and the trainer gets it."""
+        """Acknowledge the remaining buckets after an error, so that the sender finishes and receives the error."""
         with contextlib.suppress(SenderGone):  # the first error is already on its way up
             while socket.owes_reply and not socket.ended:
                 socket.send(b"")

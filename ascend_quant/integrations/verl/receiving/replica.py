@@ -1,4 +1,4 @@
-"""verl's vLLM replica with our worker extension, with the refits' receipts, and with its rank on every sample."""
+"""verl's vLLM replica with our worker extension; it collects receipts and marks each sample with its rank."""
 
 import asyncio
 import functools
@@ -30,7 +30,7 @@ BESIDE = 1 << 30  # bytes that else come and go: the transport's own, what a ref
 
 
 class RefitHttpServer(vLLMHttpServer):
-    """verl's vLLM server whose KV cache wakes up while the trainer goes on: readers wait, and are told what failed."""
+    """verl's vLLM server, whose KV cache wakes up asynchronously: requests wait for it, and get its error."""
 
     waking = 0.0  # seconds of the wake-up that the last sync waited for
     _cache_stays = False
@@ -134,7 +134,7 @@ class RefitHttpServer(vLLMHttpServer):
 
 
 class RelayWorker(CheckpointEngineWorker):
-    """Worker beside an engine whose trainer is elsewhere: gets the weights and sends them on as a local trainer would.
+    """Worker next to a disaggregated engine: receives the weights and forwards them like a colocated trainer.
 
     Attributes:
         receiver: of patches; None where none are sent.

@@ -1,9 +1,9 @@
 """The vLLM worker's side of a weight sync under verl: one refit session around the buckets of one sync.
 
-What arrives is compared with what the trainer says that it has sent, before the session closes.
+Before the session closes, checksums of the received tensors are compared with the trainer's.
 
 Named to vLLM as `worker_extension_cls`. For a model that the vLLM plugin did not build (quantization is not
-ascend_quant) and for LoRA adapters, everything is verl's own.
+ascend_quant) and for LoRA adapters, verl's own code runs.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
             attempts.raise_it()
 
     def refit_receipt(self) -> WorkerReport | None:
-        """Return the last complete refit's report, for collective_rpc; None where there are no refits."""
+        """Return the last complete refit's report, for collective_rpc; None if there are no refits."""
         if not self._built_by_plugin():
             return None
         receipt = refit_of(self.model_runner.model).last_receipt
@@ -96,7 +96,7 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         return {**receipt.as_metrics(), **own}, receipt.digests()
 
     def refit_takes_codes(self) -> tuple[str, list[str], list[str]]:
-        """Return the scheme, the last sync's weights that this worker would also take as its codes, and the others.
+        """Return the scheme, the last sync's weights that this worker would accept pre-quantized, and the others.
 
         Who asks will send codes, so the kernels for them are compiled.
         """
@@ -105,7 +105,7 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         return (self.model_runner.vllm_config.quant_config.scheme.name, *refit.plan.takes_codes())
 
     def refit_free_bytes(self) -> int:
-        """Return the free bytes of this worker's device; 0 where it has no memory of its own (CPU)."""
+        """Return the free bytes of this worker's device; 0 if it has no memory of its own (CPU)."""
         device = torch.device(get_device_name())
         return 0 if device.type == "cpu" else torch.get_device_module(device).mem_get_info()[0]
 
@@ -118,7 +118,7 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         return fingerprint()
 
     def exact_record(self) -> None:
-        """Record the stages of the forward passes that follow, computed eagerly: a compiled one calls no module."""
+        """Record the stages of the following forward passes, in eager mode, since a compiled model calls no module."""
         model = self.model_runner.get_model()
         compiled = [module for module in model.modules() if getattr(module, "do_not_compile", True) is False]
         for module in compiled:
@@ -133,7 +133,7 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         return recorder.close()
 
     def refit_quantization(self) -> str | None:
-        """Return the options by which this worker quantizes, in words; None where there are no refits."""
+        """Return the options by which this worker quantizes, in words; None if there are no refits."""
         return repr(self.model_runner.vllm_config.quant_config) if self._built_by_plugin() else None
 
     def _built_by_plugin(self) -> bool:
@@ -142,7 +142,7 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
 
 
 class UnprovedWorkerExtension(RefitWorkerExtension):
-    """Worker extension named to vLLM when the proof is switched off, and the trainer sends no digests."""
+    """vLLM worker extension for runs without checksums, in which the trainer sends no digests."""
 
     refit_wants_proof = False
 

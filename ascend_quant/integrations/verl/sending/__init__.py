@@ -1,4 +1,4 @@
-"""The trainer's side of a weight sync: the actor's weights leave in the engine's dtype, followed by their digests.
+"""The trainer's side of a weight sync: the actor sends its weights in the engine's dtype, followed by their checksums.
 
 sender.py         verl's actor worker, whose weights are wrapped where its training engine hands them out
 options.py        how a run's weights leave, read from verl's settings once

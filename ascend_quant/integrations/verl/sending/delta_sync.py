@@ -1,8 +1,8 @@
 """The delta sync through verl's checkpoint engines: transfer/delta.py encodes at the trainer and applies at the engine.
 
-Before verl has the checkpoint engines get ready for a sync, its driver asks the receivers which sync they have, and
-tells all ends alike: whatever was lost on the way, a replica, a trainer, or a sync that ended in the middle or that an
-engine has not taken, the next sync is sent whole.
+Before verl has the checkpoint engines get ready for a sync, its driver asks the receivers for their base (the last sync
+    that they applied), and tells every rank the same base. If a replica, a trainer or a sync was lost, the next sync
+    sends all weights.
 
 Patches travel in small buckets. verl's engines send none before it is full, so with the buckets of whole weights an
 engine would begin when the trainer has compared everything; and over HCCL all of a bucket is sent, full or not.
@@ -29,12 +29,12 @@ BUCKET = 4 << 20  # bytes of patches: a third of a 7B's, and 235B's take some 50
 
 @cache
 def own_id() -> int:
-    """Return the random 62-bit id that marks all weight senders driven by this process; made once."""
+    """Return the random 62-bit id of all weight senders driven by this process; created once."""
     return 1 + secrets.randbits(62)
 
 
 def asking_for_a_base(original: Callable) -> Callable:
-    """Wrap `CheckpointEngineManager.build_process_group`: all ends first agree on the sync that patches build on."""
+    """Wrap `CheckpointEngineManager.build_process_group`: all ranks first agree on the base of the delta."""
     is_first = True  # sync of the run: that it is whole needs no warning
 
     def build_process_group(self: Any, rollout: Any) -> None:
@@ -56,7 +56,7 @@ def asking_for_a_base(original: Callable) -> Callable:
 
 
 def telling(engine: Any, told: Callable[[int, int], None] = lambda sender, number: None) -> None:
-    """Let a checkpoint engine be told, before it gets ready for a sync, whose it is and which one all engines have.
+    """Patch a checkpoint engine so that, before a sync, it receives the sender's id and the base that all engines have.
 
     Its bucket is a small one if patches come. Both ends have the same: by its size they know which tensors were cut.
     """
@@ -71,12 +71,12 @@ def telling(engine: Any, told: Callable[[int, int], None] = lambda sender, numbe
 
 
 def _cuts_tensors(engine: Any) -> bool:
-    """Return whether tensors may be larger than its buckets: a group of which most has changed is sent whole."""
+    """Return whether a tensor may be split across buckets, since a mostly changed group is sent whole."""
     return hasattr(engine, "bucket_size") and "split_weight_chunks" in inspect.getsource(type(engine).send_weights)
 
 
 class DeltaSender:
-    """The trainer's end of a delta weight sync: whether the next weights leave as patches against the last sync.
+    """The trainer's end of a delta sync; it decides whether the next weights are sent as deltas.
 
     Attributes:
         sender: of this rank.
@@ -87,18 +87,18 @@ class DeltaSender:
         self.sender, self.is_asked = sender, False
 
     def against(self, sender: int, number: int) -> None:
-        """Make the next weights patches against sync `number` of `sender`, which all receiving engines have."""
+        """Send the next weights as deltas relative to sync `number` of `sender`, which all receiving engines have."""
         self.sender.agree(sender, number)
         self.is_asked = True
 
     def take_turn(self) -> bool:
-        """Return whether the weights that leave now are to be patches; once."""
+        """Return whether this sync is sent as deltas; resets the flag."""
         asked, self.is_asked = self.is_asked, False
         return asked
 
 
 def receiving(engine: Any, receiver: Receiver) -> None:
-    """Let a checkpoint engine hand out what its blobs stand for, say what it has, and be told what comes.
+    """Patch a checkpoint engine so that it decodes blobs, reports its base, and receives the next sync's base.
 
     Who passes the weights on settles the receiver, once the engine has them (`RelayWorker`).
     """

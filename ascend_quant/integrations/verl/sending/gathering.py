@@ -1,4 +1,4 @@
-"""Whole tensors of FSDP2's shards, in place of DTensor.full_tensor: many in one all-gather, the next one under way.
+"""All-gather of FSDP2 shards, instead of DTensor.full_tensor: many tensors per collective, the next one prefetched.
 
     groups_of(params, ..)    consecutive parameters that one all-gather moves
     gathered(params, ..)     of each group what this rank has, as it leaves (codes, BF16), then the whole
@@ -38,7 +38,7 @@ ALIGNED = 16  # bytes: each piece may be viewed as any dtype
 
 @dataclass(frozen=True)
 class Piece:
-    """Metadata of a tensor as it leaves, and how many of its rows each rank has.
+    """Metadata of a tensor in its wire format, and its rows per rank.
 
     Attributes:
         shape, dtype: of the whole as it leaves.
@@ -54,7 +54,7 @@ class Piece:
 
     @classmethod
     def of(cls, name: str, shape: torch.Size, left: torch.dtype | Scheme, rows: int = 0) -> "Piece":
-        """Describe a rank's piece of a parameter of this shape that leaves as a dtype, or as a scheme's codes."""
+        """Describe a rank's piece of a parameter that is sent in a dtype, or pre-quantized in a scheme."""
         if isinstance(left, torch.dtype):
             return cls(name, shape, left, None, rows)
         return cls(name, prequantized.sent_shape(shape), prequantized.codes_dtype(left), left, rows)
@@ -108,7 +108,7 @@ def gathered(
 
 
 def groups_of(params: Mapping[str, torch.Tensor], dtype_or_scheme: DtypeOrScheme) -> list[tuple[Any, Members]]:
-    """List consecutive parameters that share a process group (sharded over the same ranks), AT_ONCE bytes together."""
+    """List groups of consecutive parameters with the same process group, up to AT_ONCE bytes each."""
     found: list[tuple[Any, Members]] = []
     size = 0
     for name, param in params.items():
@@ -139,7 +139,7 @@ def local_of(param: torch.Tensor) -> torch.Tensor:
 
 
 def flat_shards(engine: Any) -> dict[str, torch.Tensor] | None:
-    """Return the FSDP2 shards of verl's training engine by the names that it sends; None where verl must gather."""
+    """Return the FSDP2 shards of verl's training engine by their sent names; None if verl must gather."""
     found = compat.fsdp2_shards(engine)
     if found is not None and (other := [name for name, shard in found.items() if not is_gathered_flat(shard)]):
         tell_of_other_shards(other[0], len(other))
@@ -153,7 +153,7 @@ def tell_of_other_shards(name: str, count: int) -> None:
 
 
 def is_gathered_flat(param: torch.Tensor) -> bool:
-    """Return whether this module knows how a parameter is sharded: rows, over at most one dimension of the mesh."""
+    """Return whether this module can gather a parameter: sharded by rows, over at most one mesh dimension."""
     if not isinstance(param, DTensor):
         return True
     cut = [param.placements[at] for at in _cut(param)]
@@ -166,7 +166,7 @@ def _cut(param: DTensor) -> list[int]:
 
 
 def _packed(members: Members, device: torch.device) -> torch.Tensor:
-    """Pack this rank's shards of a group as they leave, as bytes one after the other; asynchronous."""
+    """Pack this rank's shards of a group in their wire format into one byte buffer; asynchronous."""
     mine = torch.empty(sum(piece.bytes for piece, _ in members), dtype=torch.uint8, device=device)
     begin, places = 0, []
     for piece, local in members:
@@ -179,7 +179,7 @@ def _packed(members: Members, device: torch.device) -> torch.Tensor:
 
 
 def _put(members: Members, places: Sequence[torch.Tensor], device: torch.device) -> None:
-    """Write what this rank has of some pieces to where it leaves from; codes of all of them at once."""
+    """Write this rank's shards of some pieces to the send buffer; all pre-quantized ones at once."""
     coded: dict[Scheme, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for (piece, local), place in zip(members, places, strict=True):
         here = local.to(device, non_blocking=True)  # first: copy_ would round on the host
@@ -192,7 +192,7 @@ def _put(members: Members, places: Sequence[torch.Tensor], device: torch.device)
 
 
 def _made(members: Members) -> list[NamedTensor]:
-    """Round or quantize tensors that are whole on this rank, as they leave."""
+    """Round or quantize tensors that are complete on this rank."""
     found = []
     for piece, local in members:
         if piece.scheme is None:
@@ -204,7 +204,7 @@ def _made(members: Members) -> list[NamedTensor]:
 
 
 class Gather:
-    """An all-gather under way; `whole` waits for it, on the device's stream where it has one.
+    """An all-gather in progress; `whole` waits for it, on the device's stream if it has one.
 
     Args:
         group: of the ranks over which the parameters are sharded; None for tensors that are whole here.

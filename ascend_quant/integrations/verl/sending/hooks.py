@@ -1,4 +1,4 @@
-"""Monkeypatches of verl for weight syncs, on both ends: what is replaced at run time, why, and how it is switched off.
+"""Monkeypatches of verl for weight syncs, on both ends: what is replaced at run time, why, and how to disable it.
 
 Part of the list in verl/hooks.py.
 """
@@ -16,7 +16,7 @@ _HERE = "ascend_quant.integrations.verl.sending"
 
 
 def with_answered_sockets_of_this_run(original: Callable) -> Callable:
-    """Wrap `BucketedWeightSender.__init__`: its ZMQ address is this run's own, its sockets end (zmq_watchdog.py)."""
+    """Wrap `BucketedWeightSender.__init__`: its ZMQ address is the run's own, its sockets never hang (zmq_watchdog)."""
     from ascend_quant.integrations.verl.sending.socket_names import socket_name_for_run
     from ascend_quant.integrations.verl.sending.zmq_watchdog import AnsweredContext
 

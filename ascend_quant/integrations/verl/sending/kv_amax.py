@@ -47,12 +47,12 @@ class AmaxObserver:
 
     @property
     def has_seen(self) -> bool:
-        """True once a forward pass of this step has been observed."""
+        """Whether a forward pass of this step has been observed."""
         return bool(self._of)
 
     @contextmanager
     def observe(self) -> Generator[None]:
-        """Look at what attention gets inside; with the passes before if they are of the same step."""
+        """Observe the inputs of attention inside the block, together with earlier passes of the same step."""
         if self._over:
             self._of, self._over, self.updates = {}, False, 0
         OBSERVING.append(self)
@@ -63,7 +63,7 @@ class AmaxObserver:
 
     @contextmanager
     def observe_update(self) -> Generator[None]:
-        """Wrap the step's update; where no forward pass came before it in this step, the maxima are taken in it."""
+        """Wrap the step's update; if no forward pass of this step precedes it, the amax is observed in it."""
         if self._over:
             with self.observe():
                 yield
@@ -82,7 +82,7 @@ class AmaxObserver:
         self._of[module] = largest if known is None else torch.maximum(known, largest)
 
     def as_sent(self, model: torch.nn.Module, device: torch.device) -> list[NamedTensor]:
-        """Return all layers' KV cache scales, over all ranks, by name, and their age; nothing if no rank has seen any.
+        """Return all layers' KV cache scales, over all ranks, and their age; empty if no rank has observed any.
 
         A collective: every rank calls it.
 
@@ -119,7 +119,7 @@ class AmaxObserver:
         return [*named, (AGE, torch.tensor([max(self.updates - 1, 0)], device=device))]
 
     def _seen_by(self, module: torch.nn.Module) -> torch.Tensor:
-        """Return an attention's maxima (kinds, channels); -1 where no pass has gone through it."""
+        """Return the amax (kinds, channels) of an attention layer; -1 if no pass has used it."""
         if (found := self._of.get(module)) is not None:
             return found
         channels = module.config.num_key_value_heads * module.head_dim if self.form.by_channel else 1
@@ -127,7 +127,7 @@ class AmaxObserver:
 
     @torch.no_grad()
     def calibrate_once(self, model: torch.nn.Module, device: torch.device) -> None:
-        """Run a pass over random tokens, others on every rank, for the KV cache scales of the very first sync."""
+        """Run a pass over random tokens, different on every rank, for the KV cache scales of the first sync."""
         rank = dist.get_rank() if dist.is_initialized() else 0
         generator = torch.Generator("cpu").manual_seed(rank)
         size = model.config.get_text_config().vocab_size
@@ -138,14 +138,14 @@ class AmaxObserver:
 
 
 def plain_name(name: str) -> str:
-    """Strip from a module's name what FSDP1, activation checkpointing and LoRA put into it."""
+    """Strip the parts that FSDP1, activation checkpointing and LoRA add to a module's name."""
     for part in ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "base_model.model."):
         name = name.replace(part, "")
     return name
 
 
 def looking(original: Callable) -> Callable:
-    """Wrap `AttentionInterface.get_interface`, which every layer asks at each call: its attention notes q, k, v."""
+    """Wrap `AttentionInterface.get_interface`, which every layer calls: the returned attention observes q, k and v."""
 
     def get_interface(self: Any, *args: Any, **kwargs: Any) -> Callable:
         attention = original(self, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""The options of a run by which its trainer sends weights, read from verl's settings once, in the driver."""
+"""Options for sending weights, read once from verl's settings, in the driver."""
 
 from dataclasses import dataclass
 from typing import Any

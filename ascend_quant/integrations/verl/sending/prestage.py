@@ -1,9 +1,9 @@
-"""Weights that wait on the host between passes (verl's `param_offload`): after an update they stay for the sync.
+"""Weights of the next sync prepared before verl offloads the parameters to the host (verl's `param_offload`).
 
-At an update's end verl moves the float32 shards to the host, and a sync to engines on the same devices brings them back
-to round them: a 7B's 30 GB, over all ranks. Here they go there once, when verl puts them away at that sync's end. What
-leaves is made of the weights themselves, so whatever has written to them in between is seen. Optimizer states, twice
-their bytes, go at the update's end as ever, and FSDP2's gradients are freed by then.
+After an update, verl moves the float32 shards to the host, and a sync to colocated engines loads them again to round
+    them: 30 GB for a 7B model, over all ranks. Here they stay on the device until verl offloads them at the end of that
+    sync. The sync reads the weights themselves, so any later write to them is included. Optimizer states, which are
+    twice as large, are offloaded after the update as before, and FSDP2's gradients are freed by then.
 """
 
 import functools
@@ -23,7 +23,7 @@ class Offloaded:
 
     @contextmanager
     def updating(self) -> Generator[None]:
-        """Mark an update, at whose end a weight sync is next."""
+        """Mark an update that is followed by a weight sync."""
         before, self._updates = self._updates, True
         try:
             yield

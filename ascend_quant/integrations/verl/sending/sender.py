@@ -1,7 +1,7 @@
-"""The trainer's side of a weight sync: verl's actor worker, whose weights leave rounded, followed by their digests.
+"""The trainer's side of a weight sync: verl's actor worker, which sends rounded weights, followed by their checksums.
 
-The weights are wrapped where the training engine hands them out, before any transport: what colocated engines get
-through shared memory or IPC, and what distant ones get through a checkpoint engine first, is proved alike.
+The weights are wrapped where the training engine hands them out, before any transport, so the same checksums cover
+    colocated engines (shared memory or IPC) and disaggregated ones (through a checkpoint engine).
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from ascend_quant.transfer.validate import NamedTensor
 
 
 class SendingTrainingWorker(TrainingWorker):
-    """verl's worker of the trained model, whose engine's weights leave through a `WeightSender`.
+    """verl's worker of the trained model, which sends weights through a `WeightSender`.
 
     Attributes:
         seconds: that it took to make the model.
@@ -51,7 +51,7 @@ class SendingTrainingWorker(TrainingWorker):
         self.engine.to = self.sender.offloaded.before(self.engine.to)
 
     def as_sent(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
-        """Return the engine's weights as they leave, see `WeightSender`."""
+        """Return the engine's weights in their wire format, see `WeightSender`."""
         install(hooks.WHEN_WEIGHTS_LEAVE)  # the rollout's module is there by now
         return self.sender.as_sent(weights, self.unquantized)
 
@@ -66,7 +66,7 @@ class SendingTrainingWorker(TrainingWorker):
             return super().train_mini_batch(data)
 
     def reset(self) -> None:
-        """Make the model; then what its digests need, so that the first sync waits for no compiler."""
+        """Build the model, then compile the kernels of its digests, for which the first sync would wait."""
         super().reset()
         if self.sender.options.proves:
             prepare(own_device())
@@ -100,12 +100,12 @@ class SendsWeights:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def seconds_of_actor(self) -> float:
-        """Return the seconds that it took to make the trained model, without the reference."""
+        """Return the seconds that building the trained model took, without the reference model."""
         return self.actor.seconds
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def send_codes(self, scheme: Scheme, names: Collection[str]) -> None:
-        """Send these parameters as codes of this scheme from now on."""
+        """Send these parameters pre-quantized in this scheme from now on."""
         self.actor.sender.send_codes(scheme, frozenset(names))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

@@ -1,4 +1,4 @@
-"""Names of the ZMQ sockets through which buckets of weights reach the engines of a host, one for each run.
+"""Per-run names of the ZMQ sockets that carry weight buckets to the engines of a host.
 
 verl names them by Ray's job id, which is the same in every Ray, and a sender takes over a name that is in use. So of
 two runs on one host, one's engines would get the other's weights, with digests that fit them. No two nodes of Ray have

@@ -1,4 +1,4 @@
-"""Memory around a sync to engines on the trainer's own devices: what the trainer keeps, and when the engine wakes up.
+"""Memory during a sync to colocated engines: what the trainer keeps cached, and when the engine wakes up.
 
 verl 0.9.1 does one thing after the other: the trainer gives back what its allocator has cached (0.27 of the 0.69 s of
 a 7B's sync on two H100s), the engine's weights wake up (0.09 s), the first weights are gathered, all leave, the KV
@@ -38,7 +38,7 @@ _keeps: ContextVar[bool] = ContextVar("whether the trainer keeps what its alloca
 
 @dataclass(frozen=True)
 class Room:
-    """States that every rank's device has an engine's memory free, so that the trainer's cache may stay.
+    """Memory that is free on every rank's device besides the engine's, so that the trainer's cache may stay.
 
     Attributes:
         kept: bytes that this rank's allocator holds and nothing uses.
@@ -50,7 +50,7 @@ class Room:
 
 
 def find_room(share: float | None) -> Room | None:
-    """Find whether every rank's device has this share of its memory free, and what that leaves for weights made ahead.
+    """Check whether every rank's device has this share of its memory free, and how much remains for prepared weights.
 
     A collective, over the default process group.
 
@@ -77,7 +77,7 @@ def _device() -> Any:
 
 @contextmanager
 def keep_allocator_cache() -> Generator[None]:
-    """Let `empty_cache` of a device that verl asks for do nothing, in this task and those that it starts."""
+    """Make `empty_cache` of verl's device module a no-op, in this task and the tasks that it starts."""
     token = _keeps.set(True)
     try:
         yield
@@ -109,7 +109,7 @@ def with_own_stream(original: Callable) -> Callable:
 
 
 class _Otherwise:
-    """Proxy of a device's module (torch.cuda, ..) in which some functions are replaced."""
+    """Proxy of a device module (torch.cuda, ..) with some functions replaced."""
 
     def __init__(self, device: Any, **functions: Callable[[], None]) -> None:
         self._device = device
@@ -172,7 +172,7 @@ class _EarlyWakeUp:
 
 
 def _first(weights: Iterator[NamedTensor], size: int) -> deque[NamedTensor]:
-    """Return the first weights, one at least, until they have `size` bytes."""
+    """Return the first weights, at least one, up to `size` bytes."""
     found: deque[NamedTensor] = deque()
     for name, tensor in weights:
         found.append((name, tensor))
@@ -183,7 +183,7 @@ def _first(weights: Iterator[NamedTensor], size: int) -> deque[NamedTensor]:
 
 
 def _all(first: deque[NamedTensor], others: Iterator[NamedTensor]) -> Iterator[NamedTensor]:
-    """Yield the first weights, keeping a reference to none, then the others."""
+    """Yield the first weights without keeping references, then the others."""
     while first:
         yield first.popleft()
     yield from others

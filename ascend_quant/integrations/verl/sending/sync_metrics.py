@@ -1,4 +1,4 @@
-"""Bytes and seconds of a weight sync on the trainer's side: metrics beside the engine's receipts."""
+"""Metrics of a weight sync on the trainer's side: bytes and seconds, logged with the engine's receipts."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -27,22 +27,22 @@ class SyncMetrics:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a sync, of which nothing has left; what the allocator keeps is known before."""
+        """Begin a sync; the allocator's reserved memory is recorded before anything is sent."""
         self.gathering, self.bytes, self.coded = 0.0, 0, 0
 
     def time_gathering(self, make: Callable[[], T]) -> T:
-        """Return what is made, and add the seconds that it takes to those of gathering."""
+        """Return the result of a call, and add its duration to the gathering time."""
         start = time.perf_counter()
         made = make()
         self.gathering += time.perf_counter() - start
         return made
 
     def count_codes(self, group: Sequence[NamedTensor]) -> None:
-        """Count the tensors of a group that leave as codes."""
+        """Count the pre-quantized tensors of a group."""
         self.coded += sum(parted(name)[1] for name, _ in group)
 
     def as_metrics(self) -> Metrics:
-        """Return the figures under their names in a step's metrics."""
+        """Return the metrics with their logged names."""
         return {
             "refit/gather_ms": 1e3 * self.gathering,
             "refit/bytes_sent": self.bytes,
@@ -52,5 +52,5 @@ class SyncMetrics:
 
 
 def slowest_of(ranks: Sequence[Metrics]) -> Metrics:
-    """Return the maximum of each figure over the ranks: those of the rank for which the others wait."""
+    """Return the maximum of each metric over the ranks, since all ranks wait for the slowest."""
     return {name: max(metrics[name] for metrics in ranks) for name in ranks[0]}

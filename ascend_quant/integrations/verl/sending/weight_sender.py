@@ -1,4 +1,4 @@
-"""What one rank's weights pass on their way out of the trainer. Each stage is one generator:
+"""The pipeline that sends the weights of one rank. Each stage is a generator:
 
     gathered, or WireFormat.each    groups of whole tensors as they leave, validated: all-gathered by us, or by verl
     WeightSender._observed          times each group, digests it and counts its codes; then the KV cache scales
@@ -36,7 +36,7 @@ Group = Sequence[NamedTensor]
 
 
 class WeightSender:
-    """Sends the weights of one training engine of verl's; made once, with the stages that its options need.
+    """Sends the weights of one of verl's training engines; created once, with the stages that its options need.
 
     Attributes:
         scheme, coded: of which scheme codes leave, and for which names; none until the engines have named them.
@@ -58,7 +58,7 @@ class WeightSender:
         self._observers: list[Callable[[Group], None]] = [] if self._digests is None else [self._digests.add_all]
 
     def as_sent(self, weights: Iterable[NamedTensor], unquantized: Unquantized | None) -> Iterator[NamedTensor]:
-        """Return the engine's weights as they leave, with KV cache scales and digests (taken before a delta).
+        """Return the engine's weights in their wire format, with KV cache scales and digests (computed before a delta).
 
         Args:
             weights: as verl's engine hands them out; where we gather them, they are not touched.
@@ -69,7 +69,7 @@ class WeightSender:
         return self._leaving(self.delta.sender.blobs(groups) if is_delta else chain.from_iterable(groups), unquantized)
 
     def send_codes(self, scheme: Scheme, names: Collection[str]) -> None:
-        """Send these parameters as codes from now on; kernels are compiled here, not in their first sync."""
+        """Send these parameters pre-quantized from now on; kernels are compiled here, not in the first such sync."""
         if self.scheme is None:
             self._observers.append(self.metrics.count_codes)
         self.scheme, self.coded = scheme, names
@@ -77,7 +77,7 @@ class WeightSender:
         prequantized.prepare(((shard.shape[-1], shard.dtype) for shard in coded.values()), scheme, own_device())
 
     def calibrated(self, get_weights: Callable) -> Callable:
-        """Wrap verl's `get_per_tensor_param`: where int8 KV cache scales are unknown, a first pass takes them."""
+        """Wrap verl's `get_per_tensor_param`: if int8 KV cache scales are unknown, a calibration pass measures them."""
 
         @functools.wraps(get_weights)
         def get(*args: Any, **kwargs: Any) -> Any:
@@ -97,7 +97,7 @@ class WeightSender:
         return nullcontext() if self.amax is None else self.amax.observe_update()
 
     def _groups(self, weights: Iterable[NamedTensor]) -> Iterator[Group]:
-        """Return the whole weights in groups as they leave, all-gathered by us where we can, by verl elsewhere."""
+        """Return groups of whole weights in their wire format, all-gathered by us if possible, else by verl."""
         kept = kept_by(self.engine.module) if self.options.rounds else ()
         wire = WireFormat(self.options.rounds, kept, self.scheme, self.coded)
         shards = flat_shards(self.engine)
@@ -106,7 +106,7 @@ class WeightSender:
         return gathered(shards, own_device(), wire.dtype_or_scheme, lambda group: wire.named(self._in_buckets(group)))
 
     def _in_buckets(self, group: Group) -> list[NamedTensor]:
-        """Keep a layer's experts in one tensor if a bucket holds it: taken apart, each costs Python on both sides."""
+        """Keep a layer's stacked experts if they fit into a bucket: split experts cost Python time on both sides."""
         found: list[NamedTensor] = []
         for pair in group:
             fits = pair[1].nbytes <= self.options.bucket
@@ -114,7 +114,7 @@ class WeightSender:
         return found
 
     def _observed(self, groups: Iterator[Group]) -> Iterator[Group]:
-        """Pass the groups of a sync on, observed, then the KV cache scales if there are some."""
+        """Yield the groups of a sync with metrics and digests recorded, then the KV cache scales if there are any."""
         self.metrics.begin()
         if self._digests is not None:
             self._digests.clear()
@@ -132,7 +132,7 @@ class WeightSender:
         return self.amax.as_sent(self.engine.module, own_device())
 
     def _leaving(self, weights: Iterable[NamedTensor], unquantized: Unquantized | None) -> Iterator[NamedTensor]:
-        """Yield what leaves, and then its digests; counts the bytes before them."""
+        """Yield the tensors to send, then their digests; counts the bytes of the tensors."""
         device = torch.device("cpu")
         for name, tensor in weights:
             self.metrics.bytes += tensor.nbytes

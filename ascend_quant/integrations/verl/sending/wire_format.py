@@ -1,4 +1,4 @@
-"""The wire format of the trainer's weights: their own dtype, rounded to BF16, or pre-quantized as the engines' codes.
+"""The wire format of the trainer's weights: their own dtype, rounded to BF16, or pre-quantized for the engines.
 
 verl 0.9.1's FSDP engines hand out the float32 weights that the optimizer holds: 30 GB for a 7B model, whose embedding
 (2,079 MiB) does not fit into verl's bucket of 2,048 MiB: where devices share no memory (IPC), an assertion ends the
@@ -31,7 +31,7 @@ KEPT_BY_MODEL = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
 
 @dataclass(frozen=True)
 class WireFormat:
-    """The wire format of a trainer's weights: dtypes, and which parameters leave as codes.
+    """The wire format of a trainer's weights: dtypes, and which parameters are pre-quantized.
 
     Attributes:
         rounds: whether what a BF16 engine rounds leaves in BF16.
@@ -45,7 +45,7 @@ class WireFormat:
     coded: Collection[str] = frozenset()
 
     def dtype_or_scheme(self, name: str, tensor: torch.Tensor) -> torch.dtype | Scheme:
-        """Return the dtype in which a parameter leaves, or the scheme of its codes.
+        """Return the dtype in which a parameter is sent, or the scheme if it is pre-quantized.
 
         Args:
             tensor: its dtype and shape are read.
@@ -55,11 +55,11 @@ class WireFormat:
         return torch.bfloat16 if self.rounds and is_rounded(name, tensor, self.kept) else tensor.dtype
 
     def as_codes(self, params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return those of the parameters that leave as codes."""
+        """Return the parameters that are pre-quantized."""
         return {name: param for name, param in params.items() if isinstance(self.dtype_or_scheme(name, param), Scheme)}
 
     def each(self, weights: Iterable[NamedTensor]) -> Iterator[list[NamedTensor]]:
-        """Yield whole weights as they leave, one by one; a changed one is a new tensor on the same device.
+        """Yield whole weights in their wire format, one by one; a converted one is a new tensor on the same device.
 
         Raises:
             RefitError: see `sent.check_sent`.
@@ -73,14 +73,14 @@ class WireFormat:
                 yield coded([(name, tensor)], left)
 
     def named(self, weights: Iterable[NamedTensor]) -> list[NamedTensor]:
-        """Return leaving weights under the names by which they leave: codes carry their scheme's."""
+        """Return weights under their sent names: those of pre-quantized tensors include the scheme."""
         if self.scheme is None:
             return [*weights]
         dtype = codes_dtype(self.scheme)
         return [(sent_name(name, self.scheme) if w.dtype == dtype else name, w) for name, w in weights]
 
     def _is_coded(self, name: str, shape: torch.Size) -> bool:
-        """Return whether a parameter is coded by its name or, as a stack of experts (all alike), by the first one's."""
+        """Return whether a parameter is pre-quantized, by its name or (stacked experts) the first expert's."""
         if len(shape) < 3:
             return name in self.coded
         first = torch.empty((1, *shape[1:]), device="meta")
@@ -102,7 +102,7 @@ def is_rounded(name: str, tensor: torch.Tensor, kept: Iterable[str] = ()) -> boo
 
 
 def kept_by(module: Any) -> list[str]:
-    """List what a trainer's model keeps in float32, as parts of names; empty for one that does not say (Megatron's)."""
+    """List the name parts that a trainer's model keeps in float32; empty for models without such a list (Megatron)."""
     return [part for attribute in KEPT_BY_MODEL for part in getattr(module, attribute, None) or ()]
 
 

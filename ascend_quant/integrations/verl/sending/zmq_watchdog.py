@@ -55,7 +55,7 @@ class AnsweredSocket:
                 )
 
     def _was_the_last(self) -> bool:
-        """Return whether the message is that no peer is left."""
+        """Return whether the event says that no peer is left."""
         came = recv_monitor_message(self._monitor)["event"] == zmq.EVENT_ACCEPTED
         self._peers += 1 if came else -1
         return self._peers == 0

@@ -1,4 +1,4 @@
-"""Which attention a run's settings ask for, and the one clear error when verl cannot train with it.
+"""Check of the attention implementation in a run's settings, with one clear error if verl cannot train with it.
 
 verl accepts any name of transformers'. Its sequence parallelism (Ulysses) is patched into transformers' flash path
 alone: with `sdpa` each rank would attend to its own part of the sequences, and nothing would tell. Read in verl 0.9.1:

@@ -1,4 +1,4 @@
-"""A warning where the effective sample size (ESS) of importance weights is small: verl computes it, nobody looks at it.
+"""A warning if the effective sample size (ESS) of importance weights is small; verl only logs it.
 
 In bypass mode verl has the figure of each micro-batch, not of the batch, and means them under the actor's name. With
 weights of sequences, a sequence that is alone in its micro-batch counts as all of it: 1.000, whatever its weight.

@@ -1,4 +1,4 @@
-"""Monkeypatches of verl's training engine: what is replaced at run time, why, and how it is switched off.
+"""Monkeypatches of verl's training engine: what is replaced at run time, why, and how to disable it.
 
 Part of the list in verl/hooks.py.
 """

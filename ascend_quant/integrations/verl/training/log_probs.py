@@ -1,4 +1,4 @@
-"""Log-probabilities of the chosen tokens, many rows at a time, in the place of flash-attn's cross entropy.
+"""Log-probabilities of the chosen tokens, many rows at a time, instead of flash-attn's cross entropy.
 
 Without flash-attn verl 0.9.1 takes them in a Python loop over rows, each a softmax that is kept for the backward pass:
 7 kernels and 4 bytes a logit for each token. Here the logits alone are kept, and the backward pass can write the

@@ -1,4 +1,4 @@
-"""Which fake quantization a run's configuration wants for its actor, and whether it goes with the rollout.
+"""The fake quantization (QAT) that a run's configuration selects for its actor, checked against the rollout.
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.qat=int4_g128
 

@@ -1,4 +1,4 @@
-"""verl's actor with fake-quantized layers; its critic and its reference model are left alone.
+"""verl's actor with fake-quantized layers; critic and reference model are unchanged.
 
 The layers change when the training engine has built its model, wrapped and with an optimizer: parameters and their
 names stay, so what is saved and what is sent to the rollout is as before. verl 0.9.1 has a hook of its own close by,

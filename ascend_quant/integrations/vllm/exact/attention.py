@@ -20,7 +20,7 @@ def one_part(original: Callable) -> Callable:
 
 
 def scheduling_each_query(original: Callable) -> Callable:
-    """Wrap `cpu_attn_get_scheduler_metadata`: the plan has as many requests as there are queries."""
+    """Wrap `cpu_attn_get_scheduler_metadata`: the plan has one request per query."""
 
     def cpu_attn_get_scheduler_metadata(**given: Any) -> torch.Tensor:
         starts, lengths, _ = each_query(given["query_start_loc"], given["seq_lens"])

@@ -1,4 +1,4 @@
-"""Monkeypatches of vLLM for exact engines: what is replaced at run time, why, and how it is switched off.
+"""Monkeypatches of vLLM for exact engines: what is replaced at run time, why, and how to disable it.
 
 Part of the list in vllm/hooks.py.
 """

@@ -25,7 +25,7 @@ MOST_RANKS = 2  # a sum of two is the same in either order
 
 
 def install(model: nn.Module, vllm_config: Any) -> None:
-    """Have a model that is built compute with the exact ops.
+    """Make a built model compute with the exact ops.
 
     Raises:
         RefitError: a setting or a layer that cannot be exact, named.
@@ -69,7 +69,7 @@ def _is_hopper() -> bool:
 
 
 def _why_not(layer: nn.Module) -> str | None:
-    """Return why a layer cannot be exact; None where it can, or where its parts are asked."""
+    """Return why a layer cannot be exact; None if it can, or if its parts are checked separately."""
     if isinstance(layer, RotaryEmbedding | RMSNorm | SiluAndMul) and type(layer) not in METHODS:
         return "its formula is not one that the trainer has"
     if type(layer) is RMSNorm and (not layer.has_weight or layer.variance_size_override is not None):

@@ -1,4 +1,4 @@
-"""Our pass over the graphs that vLLM compiles: RMSNorm or SiLU and the quantization behind it become one kernel.
+"""Our pass over the graphs that vLLM compiles: RMSNorm or SiLU is fused with the quantization after it.
 
 passes.py   where vLLM takes a pass
 fusion.py   what becomes of a graph

@@ -59,7 +59,7 @@ class FuseQuantization(base_of_passes()):
     """Compiler pass that fuses norms and activations with quantization; stateless itself, for vLLM copies passes."""
 
     def learn(self, model: nn.Module) -> None:
-        """Remember how layers compute that a kernel could do along with the codes, but none of their weights."""
+        """Record the computations of layers that can be fused, without keeping their weights."""
         for layer in model.modules():
             if type(layer) is SiluAndMul:
                 _layers.setdefault((SiluAndMul,), _without_weights(layer))
@@ -75,7 +75,7 @@ class FuseQuantization(base_of_passes()):
             logger.info("how a graph's activations are quantized, by kernels: %s", text)
 
     def uuid(self) -> str:
-        """Return the hash by which compile caches tell graphs that have been through the pass."""
+        """Return the hash that identifies this pass in compile caches."""
         return self.hash_source(*(path.read_text() for path in SOURCES))
 
     def __repr__(self) -> str:  # older vLLMs hash it
@@ -83,7 +83,7 @@ class FuseQuantization(base_of_passes()):
 
 
 class Fused(NamedTuple):
-    """Arithmetic of a layer, and the op that does it together with the quantization of its result."""
+    """A layer's computation, and the op that fuses it with the quantization of its result."""
 
     op: torch._ops.OpOverload
     traced: fx.Graph
@@ -91,7 +91,7 @@ class Fused(NamedTuple):
 
 
 def _fuse(graph: fx.Graph, quantize: fx.Node) -> torch._ops.OpOverload | None:
-    """Replace an op and what computes its argument by the op that does both; returns this."""
+    """Replace an op and the computation of its argument with the fused op; returns the latter."""
     value = quantize.args[0]
     shown = value.meta.get("val")
     if shown is None or shown.dim() != 2 or not isinstance(shown.shape[1], int) or len(value.users) > 1:
@@ -108,7 +108,7 @@ def _fuse(graph: fx.Graph, quantize: fx.Node) -> torch._ops.OpOverload | None:
 
 
 def _fuse_exact(graph: fx.Graph, quantize: fx.Node, value: fx.Node) -> torch._ops.OpOverload | None:
-    """Fuse a quantization whose argument is computed by an op of kernels/exact_ops.py; None where it is not."""
+    """Fuse a quantization whose argument is computed by an op of kernels/exact_ops.py; None if there is no such op."""
     exact = value.args[0] if value.target is operator.getitem else value
     op = EXACT.get(exact.target)
     if op is None or not triton_fused_tokens.takes(value.meta["val"].shape[1], value.meta["val"].dtype):
@@ -131,7 +131,7 @@ def _fuse_exact(graph: fx.Graph, quantize: fx.Node, value: fx.Node) -> torch._op
 
 @cache
 def _fusions(key: tuple, columns: int, dtype: torch.dtype) -> list[Fused]:
-    """Return what a layer may compute whose result has so many columns, with the fused op of each."""
+    """Return the possible computations of a layer with this many output columns, with the fused op of each."""
     if not triton_fused_tokens.takes(columns, dtype):
         return []
     try:

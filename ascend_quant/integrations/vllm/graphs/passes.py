@@ -5,7 +5,7 @@ from vllm.platforms import current_platform
 
 
 def add_pass(vllm_config) -> None:
-    """Have our pass over the graphs of an INT8 engine on CUDA, unless the user has one: vLLM has room for one."""
+    """Add our pass for the graphs of an INT8 engine on CUDA, unless the user has one: vLLM supports only one."""
     if not current_platform.is_cuda() or vllm_config.quant_config.scheme.name != "int8":
         return
     passes = vllm_config.compilation_config.inductor_compile_config
@@ -18,7 +18,7 @@ def add_pass(vllm_config) -> None:
 
 
 def teach_pass(model: torch.nn.Module, vllm_config) -> None:
-    """Show the pass, if there is one of ours, the layers that it will meet in the model's graphs."""
+    """Pass the model's layers to our pass, if it is installed."""
     if current_platform.is_cuda():
         ours = vllm_config.compilation_config.inductor_compile_config.get(_pass_key())
         if hasattr(ours, "learn"):

@@ -1,4 +1,4 @@
-"""A quantized KV cache: int8 with a scale for each token and head, or fp8 with scales that come with every refit.
+"""A quantized KV cache: int8 with a scale per token and head, or fp8 with scales that every refit updates.
 
 options.py       what an engine's settings ask for, before a model is built
 scales.py        the scales of an fp8 cache, written with every refit and after whatever resets them

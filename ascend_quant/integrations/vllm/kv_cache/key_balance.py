@@ -1,7 +1,7 @@
-"""Where a vLLM model keeps what SmoothAttention multiplies for an int8 KV cache (kv_cache/smooth_attention.py).
+"""Finds the tensors of a vLLM model that SmoothAttention scales for an int8 KV cache (kv_cache/smooth_attention.py).
 
-All attentions are balanced, or none: where one is arranged otherwise than is known here, or its weights are kept
-otherwise than row by row, none is, and the log says why.
+It applies to all attention layers or to none: if one layer has an unknown structure, or weights that are not stored row
+    by row, it is disabled, and the log says why.
 """
 
 import logging
@@ -20,11 +20,11 @@ ROUNDS_CHANNELS_ALIKE = ("int8_per_token_head",)  # vLLM's names of dtypes; a fl
 
 
 class _Otherwise(Exception):
-    """Raised where a model is arranged otherwise than a key balance takes for granted; says what, and where."""
+    """Raised if a model's structure is not supported by SmoothAttention; the message says why."""
 
 
 def follow(model: nn.Module, vllm_config: VllmConfig, residents: Mapping[str, ResidentWeight]) -> KeyBalance | None:
-    """Return the balance of a model's keys; None where the cache gains nothing by it, such as a BF16 or an fp8 one."""
+    """Return SmoothAttention for a model; None if the cache does not benefit from it, such as a BF16 or fp8 cache."""
     if vllm_config.cache_config.cache_dtype not in ROUNDS_CHANNELS_ALIKE:
         return None
     kind = str(getattr(vllm_config.model_config.hf_text_config, "model_type", None))
@@ -42,7 +42,7 @@ def follow(model: nn.Module, vllm_config: VllmConfig, residents: Mapping[str, Re
 
 
 def _names(model: nn.Module) -> Iterator[str]:
-    """Yield the names of the layers around vLLM's attentions."""
+    """Yield the names of the layers that contain vLLM's attention."""
     for name, module in model.named_modules():
         if isinstance(module, compat.AttentionLayer):
             yield name.rpartition(".")[0]

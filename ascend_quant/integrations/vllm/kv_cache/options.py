@@ -1,4 +1,4 @@
-"""The option kv_cache: which of vLLM's dtypes it means, put in place where an engine's configuration is made.
+"""The option kv_cache: the KV cache dtype of vLLM that it selects, set when an engine's configuration is created.
 
     int8  int8_per_token_head: a float32 scale beside each token's row of each head, so nothing follows a sync; by an
           attention of our own (attention/), on NVIDIA GPUs. On NPUs vllm-ascend's C8, which is no dtype of vLLM's: the
@@ -6,7 +6,7 @@
     fp8   fp8 (e4m3): a scale a layer for keys, values and queries
     auto  what the engine is told otherwise
 
-It is refused by name where this engine, model or device would serve it wrongly, or not at all.
+It is refused by name if this engine, model or device does not support it or would compute wrong results.
 """
 
 import logging
@@ -31,11 +31,11 @@ SAME = {"fp8": ("fp8", "fp8_e4m3"), "int8": ("int8_per_token_head",)}  # what a 
 
 
 class KvCacheError(ValueError):
-    """Raised where the option kv_cache asks for what this engine does not serve; names it and the reason."""
+    """Raised if this engine does not support the value of the option kv_cache; the message says why."""
 
 
 def configuring(original: Callable) -> Callable:
-    """Wrap `EngineArgs.create_model_config`: an engine of ours gets the cache that the option kv_cache names.
+    """Wrap `EngineArgs.create_model_config`: an engine of ours gets the dtype of the option kv_cache.
 
     vLLM calls it first when it makes an engine's configuration; the model's has the options, whether they come from
     `hf_overrides` or with the checkpoint.
@@ -53,7 +53,7 @@ def configuring(original: Callable) -> Callable:
 
 
 def asked_for(model_config: Any) -> str | None:
-    """Return the option kv_cache of an engine of ours, unless it is auto."""
+    """Return the option kv_cache of an engine with our quantization, unless it is auto."""
     if model_config.quantization != NAME:
         return None
     for config in (model_config.hf_config, model_config.hf_text_config):
@@ -67,7 +67,7 @@ def configure(arguments: Any, asked: str) -> None:
     """Put the dtype into vLLM's engine arguments.
 
     Raises:
-        KvCacheError: this engine or device does not serve it, or the caller has asked for another one as well.
+        KvCacheError: this engine or device does not support it, or the caller has set another dtype.
     """
     check_engine(asked)
     given, dtype = arguments.kv_cache_dtype, _dtype(asked)
@@ -82,25 +82,25 @@ def configure(arguments: Any, asked: str) -> None:
 
 
 def _dtype(asked: str) -> str | None:
-    """Return the name of the KV cache dtype here; None where the quantization config alone makes the cache."""
+    """Return the name of the KV cache dtype; None if the quantization config alone creates the cache."""
     if _is_dtype():
         return DTYPES[asked]
     return OF_ASCEND if OF_ASCEND in compat.cache_dtypes() else None
 
 
 def _is_dtype() -> bool:
-    """Return whether a cache is a dtype of vLLM's here."""
+    """Return whether the KV cache is selected by vLLM's cache dtype on this platform."""
     return current_platform.is_cuda() or current_platform.is_cpu()
 
 
 def check_engine(asked: str) -> None:
-    """Raise KvCacheError unless this vLLM serves it on this device."""
+    """Raise KvCacheError unless this vLLM supports the cache on this device."""
     if reason := problem_of_engine(asked):
         raise KvCacheError(f"option kv_cache={asked}: {reason}; leave it at auto")
 
 
 def problem_of_engine(asked: str) -> str | None:
-    """Return why this vLLM does not serve a KV cache on this device; None if it does."""
+    """Return why this vLLM does not support the cache on this device; None if it does."""
     if not _is_dtype():
         return get_quantization_config(NAME).why_no_cache(asked)
     if DTYPES[asked] not in compat.cache_dtypes():
@@ -117,13 +117,13 @@ def problem_of_engine(asked: str) -> str | None:
 
 
 def check_model(asked: str, model_config: Any) -> None:
-    """Raise KvCacheError unless it is right for the model."""
+    """Raise KvCacheError unless the model supports the cache."""
     if reason := problem_of_model(asked, model_config):
         raise KvCacheError(f"option kv_cache={asked}: {reason}; leave it at auto")
 
 
 def problem_of_model(asked: str, model_config: Any) -> str | None:
-    """Return why a KV cache is wrong for the model: MLA, states beside a cache, layers that differ in their cache."""
+    """Return why the model does not support the cache (MLA, hybrid, unequal layers); None if it does."""
     if model_config.use_mla:
         return "latent attention (MLA) keeps no keys and values of heads"
     if model_config.is_hybrid or model_config.is_attention_free:

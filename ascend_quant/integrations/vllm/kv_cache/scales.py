@@ -24,7 +24,7 @@ READS_HOST_ONCE = ("FLASHINFER",)  # keeps the product of scales that it has fir
 
 
 def follow(model: nn.Module, vllm_config: VllmConfig) -> KvScales | None:
-    """Keep the scales of a model's attention up to date; None where no cache has any, such as a BF16 one.
+    """Create the updater of a model's KV cache scales; None if the cache has none, such as a BF16 one.
 
     Raises:
         RefitError: a cache that cannot be kept right: another float8, latent attention, a drafter, attention that
@@ -46,7 +46,7 @@ def follow(model: nn.Module, vllm_config: VllmConfig) -> KvScales | None:
 
 
 def attentions(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> dict[str, nn.Module]:
-    """Return some of a model's layers, by their names from `layers.` on, without vLLM's own last part (.attn)."""
+    """Return the given layers of a model by their names from `layers.` on, without vLLM's suffix `.attn`."""
     named = ((name, module) for name, module in model.named_modules() if wanted(module))
     return {name[max(name.find("layers."), 0) :].removesuffix(".attn"): module for name, module in named}
 
@@ -86,7 +86,7 @@ def _bounds(vllm_config: VllmConfig) -> Bounds | None:
 
 
 def _gain(rope: Mapping) -> float | None:
-    """Return the factor by which a rotation (RoPE) lengthens at most; None if it is not known."""
+    """Return the maximum gain of a rotary embedding (RoPE); None if unknown."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "yarn":
         return rope.get("attention_factor") or max(1.0, 0.1 * log(max(rope.get("factor", 1.0), 1.0)) + 1)

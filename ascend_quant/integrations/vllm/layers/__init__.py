@@ -1,4 +1,4 @@
-"""The layers of a vLLM model, as the plugin has them compute; whatever serves through vLLM's own kernels is here.
+"""Layer methods of the vLLM plugin, and the GEMMs and attention that use vLLM's own kernels.
 
 linear.py         quantized linear layers
 moe.py            fused experts
@@ -17,7 +17,7 @@ MODULES = {"cuda": "ascend_quant.integrations.vllm.layers.cuda_products"}  # imp
 
 
 def register_products(device_type: str) -> None:
-    """Have the kernels of a device serve with vLLM's where they are meant to; harmless when repeated."""
+    """Register vLLM's kernels for a device where they are used; harmless when repeated."""
     if device_type in MODULES:
         import_module(MODULES[device_type]).register()
     exact_products.register()

@@ -15,7 +15,7 @@ from ascend_quant.refit import RefitError
 
 
 def follow(model: nn.Module) -> Callable[[], None]:
-    """Give the layers' kernels packed weights, where vLLM packs; returns what brings these up to date.
+    """Give the layers' kernels packed weights if vLLM packs them; returns the object that updates them.
 
     Raises:
         RefitError: a shape that vLLM's own packing does not take.
@@ -33,7 +33,7 @@ def follow(model: nn.Module) -> Callable[[], None]:
 
 
 def _packed(name: str, layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Pack a layer's weight (channels, 1, width) for its kernels; returns both, or None where none is packed."""
+    """Pack a layer's weight (channels, 1, width) for its kernels; returns both, or None if it is not packed."""
     conv = layer.conv1d
     weight = conv.weight.data
     try:

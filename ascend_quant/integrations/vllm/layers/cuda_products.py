@@ -25,7 +25,7 @@ CUTLASS = f"vLLM's cutlass_scaled_mm (its Triton kernel unless K and N are multi
 
 
 def register() -> None:
-    """Have kernels/cuda serve with vLLM's kernels; harmless when repeated."""
+    """Register vLLM's kernels with kernels/cuda; harmless when repeated."""
     products = {"int8_linear": int8_linear, "plain_experts": plain_experts}
     engine_products.register(products, SERVING, cuda_serving.SERVING)
 
@@ -144,7 +144,7 @@ def _no_indices(device: torch.device) -> torch.Tensor:
 
 @cache
 def _workspace(device: torch.device) -> torch.Tensor:
-    """Return the locks of Marlin's kernels, which leave them as they find them; one workspace a device."""
+    """Return the workspace (locks) of Marlin's kernels, which they leave unchanged; one per device."""
     from vllm.model_executor.layers.quantization.utils.marlin_utils import marlin_make_workspace_new
 
     return marlin_make_workspace_new(device, BLOCKS_PER_SM)

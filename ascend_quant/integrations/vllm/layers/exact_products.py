@@ -1,4 +1,4 @@
-"""vLLM's own attention and routing, as an exact trainer computes them beside the layers' products.
+"""vLLM's own attention and routing, registered for exact trainers.
 
 vllm is imported where it is used, as in cuda_products.py.
 """
@@ -16,7 +16,7 @@ BLOCK = 128  # tokens of a page, vLLM's own size on CPUs
 
 
 def register() -> None:
-    """Give `kernels` what there is; harmless when repeated."""
+    """Register the available functions with `kernels`; harmless when repeated."""
     engine_products.register({"route": route, "attention": attention}, {}, {})
 
 

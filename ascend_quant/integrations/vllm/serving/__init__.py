@@ -1,4 +1,4 @@
-"""Requests and calls while an engine may not serve: what has failed, who is told, and how it heals.
+"""Requests and calls while an engine refuses to serve: failures, messages to clients, and recovery.
 
 requests.py      requests end with the reason, the engine lives on
 calls.py         calls to the workers, by which weights come

@@ -1,4 +1,4 @@
-"""Monkeypatches of vLLM for requests, calls and HTTP errors: what is replaced at run time, why, how to switch it off.
+"""Monkeypatches of vLLM for requests, calls and HTTP errors: what is replaced at run time, why, how to disable it.
 
 Part of the list in vllm/hooks.py.
 """

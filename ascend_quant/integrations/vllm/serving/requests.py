@@ -1,4 +1,4 @@
-"""Requests while an engine may not serve: no step computes from such weights, and the engine lives on.
+"""Requests while an engine refuses to serve: no step computes with invalid weights, and the engine stays alive.
 
 An in-flight request, or one that comes, ends with finish reason "error" (older vLLMs: "abort") and the refusal as its
 stop reason; one that a pause of the scheduler holds back stays. In the caller's own process a new request is refused by

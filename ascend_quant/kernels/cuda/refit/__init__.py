@@ -1,4 +1,4 @@
-"""A refit's kernels: BF16 rows are quantized into the engine's buffers, counted and digested.
+"""CUDA kernels of a refit: they quantize BF16 rows into the engine's buffers, with statistics and checksums.
 
 write.py                    writes of a refit, from device memory or by way of it (uploads.py)
 grouping.py                 which of them are one launch; launches.py has what a launch needs

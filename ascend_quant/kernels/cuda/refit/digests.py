@@ -1,4 +1,4 @@
-"""Digests of tensors on CUDA devices: thousands of them in a few launches, and no host synchronisation (Triton)."""
+"""Checksums of tensors on CUDA devices (Triton): thousands in a few launches, without host synchronization."""
 
 from collections import defaultdict
 from collections.abc import Sequence

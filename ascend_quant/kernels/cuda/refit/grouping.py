@@ -1,4 +1,4 @@
-"""Which writes of a refit are one launch: those that differ only in numbers (addresses, strides, rows).
+"""Grouping of a refit's writes into launches: one launch per group that differs only in addresses, strides and rows.
 
 A write becomes a line of its group's table (`line_of`), a group's table its launches (`launches_of`).
 """

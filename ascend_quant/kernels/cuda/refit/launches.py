@@ -1,4 +1,4 @@
-"""Triton launches from tables made on the host: one upload for all of a batch's, and little work for each.
+"""Triton launches from tables made on the host: one upload per batch, and little host work per launch.
 
 A kernel here takes (table, starts, pieces, totals, *constants): a table with one line of an even number of int64 a
 matrix, the number of each line's first program, how many lines there are, and what it adds its findings to.

@@ -1,4 +1,4 @@
-"""The oracle's digest in Triton: what every kernel that writes weights needs of it, and a kernel that only reads.
+"""Checksums in Triton: the functions for kernels that write weights, and a kernel that only reads.
 
 Bytes are taken two by two, as signed integers of 17 bits whose products with column weights add up in 64 bits. The sums
 of rows times the rows' weights are taken modulo 2**61 - 1, and added up as their low 32 bits and the higher ones.

@@ -1,4 +1,4 @@
-"""Entries of a launch's table, one a matrix, and what kernels of rows have in common: addresses, loads, findings.
+"""Entries of a launch's table, one per matrix, and what row kernels share: addresses, loads, statistics.
 
 A launch takes a table with one entry a matrix (`FIELDS` numbers) and the number of its first tile; a program finds
 its matrix by bisection (`triton_digest.find`).

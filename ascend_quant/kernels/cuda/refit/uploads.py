@@ -1,4 +1,4 @@
-"""Writes from host memory: their rows travel to the device a few at a time, and are written from there."""
+"""Writes from host memory: rows are copied to the device a few at a time, and written from there."""
 
 from collections.abc import Iterator
 from dataclasses import replace

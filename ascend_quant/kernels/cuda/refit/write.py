@@ -1,4 +1,4 @@
-"""A refit on CUDA: many matrices a launch, no host synchronisation, everything counted in the same pass (Triton).
+"""A refit on CUDA (Triton): many matrices per launch, no host synchronization, statistics in the same pass.
 
 A job's writes are grouped into launches (grouping.py). What does not change from refit to refit is kept with the job's
 writes. Digests are in digests.py.

@@ -1,4 +1,4 @@
-"""Kernels that an engine computes with on CUDA: GEMM, experts (fused MoE), attention over an int8 KV cache.
+"""CUDA kernels for serving: GEMM, fused MoE, attention over an int8 KV cache.
 
 products.py            which product serves which scheme
 triton_linear.py       the W8A8 GEMM; gluon_linear.py has Hopper's (gluon_shares.py,

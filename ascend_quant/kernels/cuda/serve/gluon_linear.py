@@ -1,5 +1,5 @@
-"""The W8A8 product for Hopper and many tokens: one warp brings tiles by TMA, the others multiply them; programs, one a
-multiprocessor, stay and take tile after tile.
+"""Persistent, warp-specialized W8A8 GEMM for Hopper and many tokens: one warp loads tiles by TMA, the others multiply;
+one program per multiprocessor loops over tiles.
 
 Triton's own pipeline waits for each step's int8 products before the next, and for a tile's output before the next
 tile's weights; here neither waits. Numerics are those of triton_linear.py.

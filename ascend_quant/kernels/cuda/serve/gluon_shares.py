@@ -1,4 +1,4 @@
-"""Which program of `gluon_linear` takes which steps of which tile, on the device.
+"""Tile scheduler of `gluon_linear`: the steps and tiles of each program, computed on the device.
 
 `sizes` are M, N, K. Where programs share tiles (`shared_tiles.Grid`), there are as many for each tile of M, which has
 ROWS rows; a sharer is the place of a program among those.

@@ -1,4 +1,4 @@
-"""Which kernel multiplies an int8 linear layer: what the tuner found, else vLLM's cutlass, else Triton's tiles by rule.
+"""Selection of the int8 GEMM kernel: the tuned one, else vLLM's cutlass, else Triton with default tiles.
 
 Nothing is measured here, and nothing compiled: the same shape and number of rows always gets the same kernel.
 """

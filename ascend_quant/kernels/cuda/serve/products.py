@@ -1,4 +1,4 @@
-"""Serving on CUDA: which GEMM and experts serve which scheme; int8, and what needs no engine.
+"""Serving on CUDA: the GEMM and fused MoE of each scheme that needs no engine, such as int8.
 
 How int8 differs from the oracle, beyond the order of float32 products: each expert's output is rounded to x's dtype
 before they are added, see triton_experts.py. A NaN among the activations of a linear layer spoils its row, as the

@@ -1,5 +1,4 @@
-"""Products whose tiles several programs share, each a part of K: how they do, and the workspace: int32 sums, and who
-has arrived.
+"""Split-K and stream-K GEMMs, in which several programs share a tile: schedule and workspace.
 
 Tiles seldom fill the GPU evenly: 80 of them leave 52 of 132 multiprocessors idle. With `split_k` each tile is cut;
 with Hopper's `stream_k` (Osama et al., 2023, arXiv 2301.03598) all programs take as many steps, whichever tiles those

@@ -1,4 +1,4 @@
-"""The kernels that make codes of activations, as ops of torch: what stands in graphs that are compiled.
+"""The kernels that quantize activations, as torch custom ops for compiled graphs.
 
 A graph is traced with `quantize_tokens` alone; the others are put in its place where they fit, see
 integrations/vllm/graphs/fusion.py.

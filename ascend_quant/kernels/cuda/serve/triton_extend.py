@@ -1,4 +1,4 @@
-"""Attention of several new tokens of a sequence over its int8 cache, their own among them, in Triton.
+"""Prefill attention over an int8 KV cache, in Triton: several new tokens of a sequence attend to its cache.
 
 For a prompt whose beginning is already in the cache: from its earlier chunks, or as a prefix of an earlier request.
 The new tokens' keys and values are in the cache by then, and are read back from it like the others. A program takes

@@ -1,4 +1,4 @@
-"""int8 codes of activations in one kernel with what computes them: RMSNorm, with or without a residual; SiLU times up.
+"""int8 quantization of activations, fused with RMSNorm (with or without a residual) or SiLU times up.
 
 A program has a row in its registers. The values are computed in float32 and rounded to BF16 once, as Inductor does, or
 (ROUND, for exact engines) wherever exact_ops.py does; the codes are then `oracle.quantize_rows` of these BF16 values.

@@ -1,4 +1,4 @@
-"""A token of each row of logits, drawn with given noise: what vLLM does in five passes over (M, V), in one.
+"""Sampling from logits with given noise in one pass over (M, V), where vLLM needs five.
 
 vLLM divides softmax(logits / temperature) by exponential noise and takes the largest. That is where
 logit / temperature - log(noise) is largest; with the same noise it is the same token, unless two are equal up to

@@ -31,13 +31,13 @@ Shape = tuple[int, int, int, int]
 
 
 def candidates(shape: Shape, rows: int, capability: tuple[int, int], processors: int) -> list[Choice]:
-    """Ways to compute (experts, width, hidden, top) for so many tokens that are worth timing."""
+    """Return the candidate choices for a fused MoE (experts, width, hidden, top) and this many tokens."""
     sizes = _block_sizes(shape, rows)
     return [{"by": "triton", **tiles._asdict()} for block_m in sizes for tiles in _tiles(block_m, capability)]
 
 
 def refined(choice: Choice, capability: tuple[int, int]) -> list[Choice]:
-    """Variants of a good choice: other tiles for `down`, and an early start."""
+    """Return variants of a good choice: other tiles for `down`, and an early start."""
     one = {**choice, "pdl": capability >= HOPPER}
     others = [tiles for tiles in _tiles(choice["block_m"], capability) if tiles.up_swap == choice["up_swap"]]
     downs = [{name: value for name, value in tiles._asdict().items() if name.startswith("down")} for tiles in others]
@@ -61,7 +61,7 @@ def wrong(call: Callable, choice: Choice) -> str | None:
 
 
 def warm(choice: Choice, shape: Shape, rows: int) -> None:
-    """Compile what a choice needs: a mixture of experts that no token is for."""
+    """Compile the kernels of a choice, with a fused MoE without tokens."""
     experts, width, hidden, top = shape
     w13 = torch.empty(experts, 2 * width, hidden, dtype=torch.int8, device="cuda")
     w2 = torch.empty(experts, hidden, width, dtype=torch.int8, device="cuda")
@@ -80,7 +80,7 @@ def copy_bytes(shape: Shape) -> int:
 
 
 def floor(shape: Shape, rows: int, gpu: str) -> float | None:
-    """Seconds below which no kernel gets: the weights of the experts that tokens reach, or all products."""
+    """Return a lower bound in seconds: reading the weights of the routed experts, or all multiplications."""
     experts, _, _, top = shape
     reached = 1 - (1 - top / experts) ** rows
     one = copy_bytes(shape) / experts

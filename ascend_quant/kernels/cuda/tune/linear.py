@@ -48,7 +48,7 @@ AHEAD = (0, 4, 16)  # steps whose weights are asked for early
 
 
 def candidates(shape: tuple[int, int], rows: int, capability: tuple[int, int], processors: int) -> list[Choice]:
-    """Ways to compute (rows, N, K) that are worth timing; vLLM's first, where it has one.
+    """Return the candidate choices for (rows, N, K); vLLM's kernel is first, if it has one.
 
     Args:
         processors: the GPU's multiprocessors, which the programs should fill.
@@ -62,7 +62,7 @@ def candidates(shape: tuple[int, int], rows: int, capability: tuple[int, int], p
 
 
 def refined(choice: Choice, capability: tuple[int, int]) -> list[Choice]:
-    """Variants of a good choice."""
+    """Return variants of a good choice."""
     early = choice["by"] == "triton" and capability >= HOPPER
     ways = [{"pdl": True, "ahead": steps, "late": late} for steps in AHEAD for late in (False, True)]
     return [{**choice, **way} for way in ways if early]
@@ -84,7 +84,7 @@ def wrong(call: Callable, choice: Choice) -> str | None:
 
 
 def warm(choice: Choice, shape: tuple[int, int], rows: int) -> None:
-    """Compile what a choice needs, on tensors just large enough."""
+    """Compile the kernels of a choice, on the smallest sufficient tensors."""
     tiles = tiles_of(choice)
     if tiles is None:
         return
@@ -101,7 +101,7 @@ def copy_bytes(shape: tuple[int, int]) -> int:
 
 
 def floor(shape: tuple[int, int], rows: int, gpu: str) -> float | None:
-    """Seconds below which no kernel gets: all bytes once, or all products; None for GPUs whose speed is not known."""
+    """Return a lower bound in seconds: reading all bytes once, or all multiplications; None for unknown GPUs."""
     columns, length = shape
     moved = columns * length + rows * length + 2 * rows * columns
     return least_seconds(gpu, moved, 2 * rows * columns * length)
@@ -128,7 +128,7 @@ def prepare(shape: tuple[int, int], rows: int, copies: int) -> Callable[[Choice 
 
 
 def product(choice: Choice, x_codes_MK, codes_NK, x_scale_M1, scale_N1) -> torch.Tensor:
-    """The product in BF16 as a choice says."""
+    """Compute the GEMM in BF16 with a choice."""
     tiles = tiles_of(choice)
     if tiles is None:
         return engine_product("int8_linear")(x_codes_MK, codes_NK, x_scale_M1, scale_N1, None, torch.bfloat16)
@@ -159,7 +159,7 @@ def _hopper_tiles(shape: tuple[int, int], rows: int, processors: int) -> Iterato
 
 
 def _rows_of_tiles(rows: int) -> list[int]:
-    """Return how many tokens a tile may have; up to 64, as many as there are (in powers of two)."""
+    """Return the possible numbers of tokens per tile; up to 64, limited by the number of tokens (in powers of two)."""
     if rows <= 64:
         return [next(size for size in (16, 32, 64) if size >= rows)]
     return [64, 128] if rows <= 128 else [64, 128, 256] if rows <= 512 else [128, 256]

@@ -40,7 +40,7 @@ PEAK = {"NVIDIA_H200": (4.3e12, 1.28e15), "NVIDIA_H100": (2.9e12, 1.28e15), "NVI
 
 
 class Job(NamedTuple):
-    """A product to tune: a kind, a shape of its axes, and how many rows."""
+    """A GEMM or fused MoE to tune: its kind, shape, and number of rows."""
 
     kind: str
     shape: tuple[int, ...]
@@ -67,7 +67,7 @@ class Measured(NamedTuple):
 
 
 def known_shapes() -> list[tuple[str, tuple[int, ...]]]:
-    """The kinds and shapes of products that the known models have."""
+    """Return the kinds and shapes of the known models."""
     return [(kind, shape) for kind, module in MODULES.items() for shape in import_module(module).SHAPES]
 
 
@@ -84,7 +84,7 @@ def to_compile(jobs: Iterable[Job]) -> list[tuple[Job, Choice]]:
 
 
 def warm(wanted: Iterable[tuple[Job, Choice]], limit: float, workers: int | None = None) -> Iterator[str | None]:
-    """Compile in parallel, into the cache on disk that all processes share; yields an error or None for each.
+    """Compile in parallel into the shared on-disk cache; yields an error or None for each choice.
 
     Raises:
         TimeoutError: after `limit` seconds; what is not compiled by then will be when it is timed.
@@ -100,7 +100,7 @@ def warm(wanted: Iterable[tuple[Job, Choice]], limit: float, workers: int | None
 
 
 def measure(job: Job, deadline: float) -> Measured:
-    """Time a job's choices, all roughly and the best ones well.
+    """Time a job's choices: all of them roughly, then the best ones precisely.
 
     Args:
         deadline: by `time.monotonic`; no more choices are tried after it.
@@ -142,7 +142,7 @@ def seconds(
     replays: int,
     at_least: int = CALLS,
 ) -> float:
-    """The median time of a call inside a graph of many, each with the next copy of the weights."""
+    """Return the median time of a call in a CUDA graph of many calls, each with another copy of the weights."""
     calls = -(-at_least // copies) * copies
     graph, stream = torch.cuda.CUDAGraph(), _side_stream()
     torch.cuda.synchronize()
@@ -192,7 +192,7 @@ def _right(kind, call, choice: Choice, problems: list[str]) -> bool:
 
 
 def _fastest(times: list[tuple[float, Choice]], before: float | None) -> tuple[float | None, Choice | None]:
-    """The first of the sorted times; but vLLM's where nothing is clearly faster."""
+    """Return the fastest choice, but vLLM's if no other is clearly faster."""
     if not times:
         return None, None
     if before is not None and times[0][0] > before * (1 - MARGIN):
@@ -206,6 +206,6 @@ def shared_bytes(capability: tuple[int, int]) -> int:
 
 
 def least_seconds(gpu: str, moved: float, operations: float) -> float | None:
-    """Seconds below which no kernel gets, for bytes of memory and int8 operations; None for GPUs not known here."""
+    """Return a lower bound in seconds for bytes of memory and int8 operations; None for unknown GPUs."""
     known = next((speeds for name, speeds in PEAK.items() if gpu.startswith(name)), None)
     return None if known is None else max(moved / known[0], operations / known[1])

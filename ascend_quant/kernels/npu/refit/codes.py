@@ -1,4 +1,4 @@
-"""BF16 rows to codes on an NPU: two fused operators where they give the oracle's bytes, else a chain of plain ones.
+"""Quantization of BF16 rows on an NPU: two fused operators if they give the oracle's bytes, else elementwise operators.
 
 The largest magnitude is torch.linalg.vector_norm's, the codes are npu_quantize's with a factor a row (axis=-2, without
 a division): 13 bytes of traffic an element where the chain of plain operators has 49. What an operator does with NaN,
@@ -61,7 +61,7 @@ def codes_fused(x_NK: torch.Tensor, factor_N: torch.Tensor) -> torch.Tensor:
 
 @cache
 def way_of(device: torch.device) -> Way:
-    """Return the device's way; it is tried the first time, which waits for the device."""
+    """Return the device's way; it is tested at the first call, which waits for the device."""
     absmax, codes = absmax_by_norm, codes_fused
     if why := _why_not(_try_absmax, device):
         logger.warning("refits on %s take abs and amax, not vector_norm: %s", device, why)

@@ -1,4 +1,4 @@
-"""Fingerprints on an NPU: what the matrix unit sums up stays on the device until somebody reads it, all in one copy."""
+"""Checksums on an NPU's matrix unit; the results stay on the device until they are read, in one copy."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
@@ -16,7 +16,7 @@ LEAST_ROWS, MOST_ROWS = 1 << 16, 1 << 20  # of a table of row digits, 16 bytes e
 
 
 class Sums(NamedTuple):
-    """The sums of digests that nobody has read yet.
+    """Unread sums of digests, on the device.
 
     Attributes:
         parts: int32 (T, BYTES, WIDTH) each, on the device.
@@ -34,7 +34,7 @@ class Sums(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Rows of a tensor that is digested.
+    """A range of rows of a tensor to digest.
 
     Attributes:
         rows_NK: a matrix.

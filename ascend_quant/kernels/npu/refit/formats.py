@@ -1,4 +1,4 @@
-"""Where a weight's rows lie in an NPU's memory: transposed for its matrix unit, plain (ND) or in panels (FRACTAL_NZ).
+"""Memory layout of a weight on an NPU: transposed for its matrix unit, plain (ND) or in panels (FRACTAL_NZ).
 
 A weight of N output channels and K input channels is kept as (K, N), a stack of experts as (E, K, N). In FRACTAL_NZ,
 int8 is the plain array (N / 32, K, 32), N and K rounded up to 32 and 16: one panel for each 32 channels, and a stack is

@@ -1,4 +1,4 @@
-"""Which rows of a flush an NPU takes together, where they come from and where they go: arithmetic of the host alone.
+"""Batching of a flush's rows into chunks for an NPU, with their sources and destinations, computed on the host.
 
 A launch costs the host more than a megabyte costs the device, and so does each view. So rows of one length are taken
 by the chunk, whole tensors side by side; what lies so in memory already is one view, what goes on in a resident tensor
@@ -17,7 +17,7 @@ ALONE = 1 << 25  # elements of a piece that is worth launches of its own: to cop
 
 
 class Piece(NamedTuple):
-    """Some rows of a write, and its source."""
+    """Rows of a write, with their source."""
 
     write: RowWrite
     source: torch.Tensor
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
         return self.write.first_row + self.rows.start
 
     def goes_on(self, other: "Piece") -> bool:
-        """Return whether another piece's rows follow in the same resident tensor, and their scales."""
+        """Return whether another piece's rows and scales are contiguous with these in the same resident tensor."""
         mine, its = self.write, other.write
         if (mine.weight, self.first_row + self.count) != (its.weight, other.first_row) or mine.layout is not its.layout:
             return False
@@ -51,7 +51,7 @@ class Piece(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Rows that follow each other in a chunk and in one resident tensor.
+    """Rows that are consecutive in a chunk and in one resident tensor.
 
     Attributes:
         first: the piece that they begin with.
@@ -90,7 +90,7 @@ class Run(NamedTuple):
         return write.layout[first + here.start : first + self.count : SAMPLE], new
 
     def write(self, values_NK: torch.Tensor, scale_N: torch.Tensor | None) -> None:
-        """Put the chunk's values and scales where they belong."""
+        """Write the chunk's values and scales to their places."""
         write = self.first.write
         if write.layout is None:
             self.resident(write.target).copy_(self.of(values_NK))
@@ -101,7 +101,7 @@ class Run(NamedTuple):
 
 
 def runs_of(pieces: Sequence[Piece]) -> list[Run]:
-    """The rows of a chunk by where they go."""
+    """Return the rows of a chunk, grouped by destination."""
     runs, start, last = [], 0, None
     for piece in pieces:
         if last is not None and last.goes_on(piece):

@@ -115,7 +115,7 @@ def prepare(device: torch.device, writes: Iterable = ()) -> None:
 
 
 def _kind(write: RowWrite, source: torch.Tensor) -> tuple:
-    """Return the key of writes that are treated alike, whichever tensors they end in."""
+    """Return the key of writes that can be batched, whatever their destinations."""
     target, kind = write.target, write.kind
     if kind.startswith("fp8") and not isinstance(write, SchemeWrite):
         raise ValueError("Atlas A2 and A3 have no fp8: choose the scheme int8")

@@ -1,1 +1,1 @@
-"""Kernels that an engine computes with on NPUs: linear.py W8A8 linear layers, experts.py W8A8 experts (fused MoE)."""
+"""NPU kernels for serving: linear.py has W8A8 linear layers, experts.py W8A8 experts (fused MoE)."""

@@ -3,7 +3,7 @@
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.qat=int8_exact
     +actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.quantization_config.exact=true
 
-A setting by which one of them computes anything else makes every token unequal, so each is refused by name.
+A setting that changes what one of them computes makes every token differ, so each such setting is refused by name.
 """
 
 from typing import Any

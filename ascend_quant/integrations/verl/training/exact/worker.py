@@ -1,4 +1,4 @@
-"""An actor that computes the engine's INT8 policy, and how many tokens' log-probabilities are not the engine's bits.
+"""An actor that computes the engine's INT8 policy and counts tokens with another log-probability than the engine's.
 
 They are compared in the forward passes of an update, while the actor's weights are those that the rollout has sampled
 with: from a sync to the first optimizer step after it. Later mini-batches are another policy. What the trainer's

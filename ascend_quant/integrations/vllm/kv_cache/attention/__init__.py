@@ -1,4 +1,4 @@
-"""Attention of our own in vLLM, by its registry of backends: nothing of vLLM is replaced.
+"""Our attention backend for vLLM, registered in vLLM's backend registry; nothing of vLLM is replaced.
 
 register.py    its place in the registry
 int8_cache.py  keys and values in int8 with a scale a token and head: the backend, and what a layer computes

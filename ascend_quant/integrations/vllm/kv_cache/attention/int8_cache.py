@@ -1,4 +1,4 @@
-"""vLLM's attention over an int8 cache with a scale a token and head, with kernels of our own.
+"""vLLM attention backend for an int8 KV cache with a scale per token and head, with our own kernels.
 
 The pages have as many bytes as vLLM's int8_per_token_head and the same shape; where what lies in them is ours
 (`kernels.cache_pages`). Codes are rounded, where vLLM 0.23 cuts off. New tokens of a fresh prompt attend to each other

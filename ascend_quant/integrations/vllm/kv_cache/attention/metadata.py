@@ -1,4 +1,4 @@
-"""Attention metadata of a step, which all layers share: which requests decode, and how the decode kernel's work is cut.
+"""Attention metadata of a step, shared by all layers: which requests decode, and how the decode kernel's work is split.
 
 vLLM puts the requests with one new token first. Those are decodes, whatever they are; the others extend what is in the
 cache, or begin (fresh). In a captured graph there are decodes alone: the plan is made anew for each step, outside of

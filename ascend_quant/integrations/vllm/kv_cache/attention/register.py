@@ -1,4 +1,4 @@
-"""The place of our backend among vLLM's: the one that vLLM keeps for others (CUSTOM), taken only if it is free."""
+"""Registration of our attention backend under vLLM's name for custom backends (CUSTOM), only if that is free."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ PATH = "ascend_quant.integrations.vllm.kv_cache.attention.int8_cache.Int8CacheBa
 
 
 def registry() -> Any | None:
-    """Return vLLM's module with the registry of attention backends; None where it has none."""
+    """Return vLLM's module with the registry of attention backends; None if it has none."""
     try:
         from vllm.v1.attention.backends import registry as found
     except ImportError:  # vLLM 0.10
@@ -33,7 +33,7 @@ def holder(found: Any) -> str | None:
 
 
 def choose(arguments: Any) -> str | None:
-    """Let an engine with these arguments use our backend; or why it cannot."""
+    """Select our backend for an engine with these arguments; returns the reason if that is not possible."""
     found = registry()
     if found is None:
         return "this vLLM has no registry of attention backends"
