@@ -1,4 +1,7 @@
-"""The options of `quantization_config`, validated: a misspelt or mistyped option is an error, never ignored."""
+"""The options of `quantization_config`, validated: a misspelt or mistyped option is an error, never ignored.
+
+`ignore` is what other quantization configs call ignored_layers or modules_to_not_convert.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace

@@ -4,8 +4,8 @@
                   ^          |
                   '- open <- failed
 
-While a refit is open, or after one that failed, the weights are a mixture of two steps. The next complete refit repairs
-    it.
+While a refit is open, or after one that failed, the weights are a mixture of two steps (a partial update). The next
+complete refit repairs it.
 
 Any code with a reference to a parameter can bypass the refit, which only the bytes and addresses reveal:
 `_version` does not count writes through `.data`, of `torch._foreach_*`, `out=`, numpy, dlpack or a storage. So both are

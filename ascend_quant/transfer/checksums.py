@@ -1,4 +1,4 @@
-"""End-to-end checksums of a weight transfer: digests of what was sent, compared with digests of what was received.
+"""End-to-end checksums (hashes) of a weight transfer: digests of what was sent, compared with what was received.
 
     trainer:  for name, tensor in sending(weights): ...    the weights, then their digests as one more tensor
     engine:   proof = Receiving()

@@ -1,4 +1,4 @@
-"""Versions of Python, packages, CANN, driver and chip: against the stack's pins, and against each other."""
+"""Supported versions of Python, packages, CANN, driver and chip: against the stack's pins and against each other."""
 
 import platform
 import sys

@@ -1,4 +1,5 @@
-"""Memory during a sync to colocated engines: what the trainer keeps cached, and when the engine wakes up.
+"""GPU memory during a sync to colocated engines: what the trainer keeps cached beside the engine's share
+(gpu_memory_utilization), and when the engine wakes up.
 
 verl 0.9.1 does one thing after the other: the trainer gives back what its allocator has cached (0.27 of the 0.69 s of
 a 7B's sync on two H100s), the engine's weights wake up (0.09 s), the first weights are gathered, all leave, the KV

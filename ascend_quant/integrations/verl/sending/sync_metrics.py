@@ -1,4 +1,4 @@
-"""Metrics of a weight sync on the trainer's side: bytes and seconds, logged with the engine's receipts."""
+"""Metrics of a weight sync on the trainer's side: sync time and bytes, logged with the engine's receipts."""
 
 import time
 from collections.abc import Callable, Sequence
