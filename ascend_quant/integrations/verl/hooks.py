@@ -175,6 +175,14 @@ BY_HAND = (
         off="VERL_PLATFORM other than cpu, or the variable itself",
     ),
     ByHand(
+        "do_not_compile of the engine's compiled modules, for one forward pass",
+        f"{_HERE}.receiving.worker:compute_eagerly",
+        why="the probe of an exact run that found a difference records each operation's result, and a compiled model "
+        "calls no module",
+        versions="vLLM 0.23 to 0.32",
+        off="another `qat` than int8_exact; equal policies",
+    ),
+    ByHand(
         "an entry of TRAINER_REGISTRY",
         f"{_HERE}.hooks:replace_trainer",
         why="verl's register_trainer refuses a name that is taken, and the mode's name is also the name of its "

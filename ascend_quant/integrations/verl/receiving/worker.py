@@ -121,15 +121,13 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         """Record the stages of the following forward passes, in eager mode, since a compiled model calls no module."""
         model = self.model_runner.get_model()
         compiled = [module for module in model.modules() if getattr(module, "do_not_compile", True) is False]
-        for module in compiled:
-            module.do_not_compile = True
+        compute_eagerly(compiled, True)
         self.exact_recorder = Recorder(model), compiled
 
     def exact_recorded(self) -> dict[str, Stage]:
         """Stop recording; return the stages, see `ascend_quant.exact.stages`."""
         recorder, compiled = self.exact_recorder
-        for module in compiled:
-            module.do_not_compile = False
+        compute_eagerly(compiled, False)
         return recorder.close()
 
     def refit_quantization(self) -> str | None:
@@ -145,6 +143,12 @@ class UnprovedWorkerExtension(RefitWorkerExtension):
     """vLLM worker extension for runs without checksums, in which the trainer sends no digests."""
 
     refit_wants_proof = False
+
+
+def compute_eagerly(compiled: list[torch.nn.Module], eagerly: bool) -> None:
+    """Have modules that vLLM compiles compute eagerly, or compiled again."""
+    for module in compiled:
+        module.do_not_compile = eagerly
 
 
 class FirstError:

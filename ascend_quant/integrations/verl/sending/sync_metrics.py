@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import torch
+
 from ascend_quant.transfer.prequantized import parted
 from ascend_quant.transfer.validate import NamedTensor
 
@@ -36,6 +38,10 @@ class SyncMetrics:
         made = make()
         self.gathering += time.perf_counter() - start
         return made
+
+    def count_bytes(self, tensor: torch.Tensor) -> None:
+        """Count the bytes of a tensor that leaves."""
+        self.bytes += tensor.nbytes
 
     def count_codes(self, group: Sequence[NamedTensor]) -> None:
         """Count the pre-quantized tensors of a group."""

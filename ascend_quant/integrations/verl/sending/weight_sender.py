@@ -135,7 +135,7 @@ class WeightSender:
         """Yield the tensors to send, then their digests; counts the bytes of the tensors."""
         device = torch.device("cpu")
         for name, tensor in weights:
-            self.metrics.bytes += tensor.nbytes
+            self.metrics.count_bytes(tensor)
             device = tensor.device
             yield name, tensor
         if self._digests is not None:

@@ -9,7 +9,6 @@ what arrives.
 
 import functools
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -59,25 +58,21 @@ def fake_quantizing(worker_class: type, wanted: FakeQuantization) -> type:
 
 def fake_quantized(worker: TrainingWorker, wanted: FakeQuantization) -> TrainingWorker:
     """Return the training worker, whose model gets fake-quantized layers once its engine has built it."""
-    worker.engine.initialize = _with_fake_layers(worker, worker.engine.initialize, wanted)
-    if wanted.ranks is not None:
-        worker.counter = exact_worker.Counter(worker.engine)
-    return worker
-
-
-def _with_fake_layers(worker: TrainingWorker, initialize: Callable[[], None], wanted: FakeQuantization) -> Callable:
-    """Wrap a training engine's `initialize`: the model that it builds gets fake-quantized layers."""
+    initialize = worker.engine.initialize
 
     @functools.wraps(initialize)
     def initialize_and_apply() -> None:
         initialize()
         applied = apply(worker.engine, wanted)
-        worker.unquantized = applied.in_engine  # which the engine compares with its own, see sender.py
+        worker.unquantized = applied.in_engine  # which the engine compares with its own, see weight_sender.py
         if torch.distributed.get_rank() == 0:
             # no problem, but verl's workers show nothing below a warning
             logger.warning("the actor: %s", applied)
 
-    return initialize_and_apply
+    worker.engine.initialize = initialize_and_apply
+    if wanted.ranks is not None:
+        worker.counter = exact_worker.Counter(worker.engine)
+    return worker
 
 
 def apply(engine: Any, wanted: FakeQuantization) -> Applied | exact_worker.Applied:
