@@ -27,6 +27,9 @@ WRAPPERS = re.compile(r"_fsdp_wrapped_module\.|_checkpoint_wrapped_module\.|_ori
 ROWS = 256  # whose checksums are computed at a time: int64 copies of all would be four times the activations
 
 
+Recorded = tuple[int, list[int]]  # a stage's width in elements, and the checksums of its rows
+
+
 @dataclass
 class Stage:
     """The results of one stage, one a token.
@@ -61,11 +64,11 @@ class Recorder:
             if (found := MODULE.search(WRAPPERS.sub("", name)))
         ]
 
-    def close(self) -> dict[str, Stage]:
+    def close(self) -> dict[str, Recorded]:
         """Stop recording; return the stages by their names, in the order in which they were computed."""
         for handle in self._handles:
             handle.remove()
-        return dict(self._stages)
+        return {name: (stage.width, torch.cat(stage.rows).tolist()) for name, stage in self._stages.items()}
 
     def _recording(self, name: str) -> Callable[..., None]:
         place, _, leaf = name.rpartition(".")
@@ -94,21 +97,21 @@ def checksums(x_MK: torch.Tensor, first_column: int = 0) -> torch.Tensor:
     return torch.cat(rows).cpu()
 
 
-def first_difference(engine: Mapping[str, Stage], ranks: Sequence[Mapping[str, Stage]], tokens: int) -> str:
+def first_difference(engine: Mapping[str, Recorded], ranks: Sequence[Mapping[str, Recorded]], tokens: int) -> str:
     """Say which stage is the first whose results differ in a sequence of `tokens` tokens, and in which of them.
 
     Args:
         engine: stages of its first rank. Those of another width, of which it has a slice, are passed over.
         ranks: stages of the trainer's; each has all tokens, or they have parts of them in order (Ulysses).
     """
-    for name, own in ranks[0].items():
-        other = engine.get(name)
-        if other is None or other.width != own.width:
+    for name, (width, rows) in ranks[0].items():
+        other_width, others = engine.get(name, (0, []))
+        if other_width != width:
             continue
-        rows = torch.cat(own.rows)
         if len(rows) < tokens:
-            rows = torch.cat([part for rank in ranks for part in rank[name].rows])
-        if len(differ := (rows[:tokens] != torch.cat(other.rows)[:tokens]).nonzero()):
-            count, first = f"{len(differ)} of {tokens} tokens", int(differ[0])
+            rows = [row for rank in ranks for row in rank[name][1]]
+        differ = [token for token in range(tokens) if rows[token] != others[token]]
+        if differ:
+            count, first = f"{len(differ)} of {tokens} tokens", differ[0]
             return f"{name} is the first stage that differs, in {count} from token {first} on"
     return "all stages up to the last norm agree, so it is lm_head or the log-softmax behind it"

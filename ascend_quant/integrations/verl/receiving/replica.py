@@ -12,7 +12,7 @@ from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from ascend_quant.exact.stages import Stage
+from ascend_quant.exact.stages import Recorded
 from ascend_quant.integrations.verl import compat
 from ascend_quant.integrations.verl.metrics.receipts import Metrics, WorkerReport
 from ascend_quant.integrations.verl.metrics.replica_mismatch import REPLICA
@@ -65,7 +65,7 @@ class RefitHttpServer(vLLMHttpServer):
         """Return every worker's fingerprint, see `ascend_quant.exact.fingerprint`."""
         return await self._ask_workers("exact_fingerprint")
 
-    async def exact_stages(self, tokens: list[int], sampling: dict[str, Any]) -> list[dict[str, Stage]]:
+    async def exact_stages(self, tokens: list[int], sampling: dict[str, Any]) -> list[dict[str, Recorded]]:
         """Return every worker's stages of a prefill of these tokens, while the engine has nothing else to do."""
         await self._ask_workers("exact_record")
         await self.generate(tokens, sampling, f"exact-{uuid4().hex}")

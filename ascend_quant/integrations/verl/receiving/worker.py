@@ -17,7 +17,7 @@ from verl.utils.device import get_device_name
 from verl.workers.rollout.vllm_rollout.utils import monkey_patch_compute_logits, vLLMColocateWorkerExtension
 
 from ascend_quant.exact.fingerprint import fingerprint
-from ascend_quant.exact.stages import Recorder, Stage
+from ascend_quant.exact.stages import Recorded, Recorder
 from ascend_quant.integrations.verl import compat
 from ascend_quant.integrations.verl.metrics.receipts import WorkerReport
 from ascend_quant.integrations.verl.receiving.receiver import DrainingReceiver
@@ -124,7 +124,7 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         compute_eagerly(compiled, True)
         self.exact_recorder = Recorder(model), compiled
 
-    def exact_recorded(self) -> dict[str, Stage]:
+    def exact_recorded(self) -> dict[str, Recorded]:
         """Stop recording; return the stages, see `ascend_quant.exact.stages`."""
         recorder, compiled = self.exact_recorder
         compute_eagerly(compiled, False)

@@ -15,7 +15,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from ascend_quant.exact.counters import Compared, compare
-from ascend_quant.exact.stages import Stage
+from ascend_quant.exact.stages import Recorded
 
 PROMPTS, ANSWER = 8, 64  # of the probe at a run's start; tokens of an answer
 SHORTEST, LONGEST = 8, 4096  # tokens of its prompts
@@ -131,7 +131,7 @@ def judge(sampled: Sequence[Sampled], ranks: Sequence[list[list[float]] | None])
     return Probed(engine, trainer, max(len(one.tokens) for one in sampled))
 
 
-def stages(server: Any, tokens: list[int]) -> dict[str, Stage]:
+def stages(server: Any, tokens: list[int]) -> dict[str, Recorded]:
     """Return the stages of an engine's prefill of a sequence, those of its first worker."""
     sampling = {**SAMPLING, "max_tokens": 1, "prompt_logprobs": 0}
     return ray.get(server.exact_stages.remote(tokens, sampling))[0]

@@ -22,7 +22,7 @@ from ascend_quant.exact import apply_exact
 from ascend_quant.exact.apply import Applied
 from ascend_quant.exact.counters import Compared, compare
 from ascend_quant.exact.fingerprint import fingerprint
-from ascend_quant.exact.stages import Recorder, Stage
+from ascend_quant.exact.stages import Recorded, Recorder
 from ascend_quant.integrations.vllm.layers import register_products
 from ascend_quant.refit import RefitError
 
@@ -185,7 +185,7 @@ class ExactRolloutWorker:
         return None if output is None else [row[:-1].tolist() for row in output["log_probs"].unbind()]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def exact_stages(self, tokens: list[int]) -> dict[str, Stage]:
+    def exact_stages(self, tokens: list[int]) -> dict[str, Recorded]:
         """Return the stages of the actor's forward pass of one sequence, those of this rank's part of it."""
         recorder = Recorder(self.actor.engine.module)
         self.exact_log_probs([tokens])
