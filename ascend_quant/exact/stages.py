@@ -15,17 +15,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from ascend_quant.names import FUSED, FUSED_INTO
+from ascend_quant.qat.modules import named_modules
+
 MODULE = re.compile(
     r"(?:^|\.)(layers\.\d+\.(?:input_layernorm|post_attention_layernorm"
     r"|self_attn\.(?:qkv_proj|[qkv]_proj|o_proj)|mlp(?:\.(?:gate_up_proj|gate_proj|up_proj|down_proj))?)|norm)$"
 )
-FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"}
-FUSED |= {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
-NOT_FIRST = ("k_proj", "v_proj", "up_proj")  # of the modules that are one stage, in the order of their calls
+FOLLOWING = {part for parts in FUSED.values() for part in parts[1:]}  # in the order in which a layer calls them
 INPUTS = {"o_proj": "attention", "down_proj": "activation"}  # the operation whose result a module takes
-WRAPPERS = re.compile(r"_fsdp_wrapped_module\.|_checkpoint_wrapped_module\.|_orig_mod\.")  # in names of modules
 ROWS = 256  # whose checksums are computed at a time: int64 copies of all would be four times the activations
-
 
 Recorded = tuple[int, list[int]]  # a stage's width in elements, and the checksums of its rows
 
@@ -60,8 +59,8 @@ class Recorder:
         self._stages: defaultdict[str, Stage] = defaultdict(Stage)
         self._handles = [
             module.register_forward_hook(self._recording(found[1]))
-            for name, module in model.named_modules()
-            if (found := MODULE.search(WRAPPERS.sub("", name)))
+            for name, module in named_modules((model,))
+            if (found := MODULE.search(name))
         ]
 
     def close(self) -> dict[str, Recorded]:
@@ -72,13 +71,13 @@ class Recorder:
 
     def _recording(self, name: str) -> Callable[..., None]:
         place, _, leaf = name.rpartition(".")
-        stage = ".".join(filter(None, (place, FUSED.get(leaf, leaf))))
+        stage = ".".join(filter(None, (place, FUSED_INTO.get(leaf, leaf))))
 
         def record(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if leaf in INPUTS:
                 self._stages[f"{place.rpartition('.')[0]}.{INPUTS[leaf]}"].add(args[0], beside=False)
             result = output[0] if isinstance(output, tuple) else output
-            self._stages[stage].add(result, beside=leaf in NOT_FIRST)
+            self._stages[stage].add(result, beside=leaf in FOLLOWING)
 
         return record
 

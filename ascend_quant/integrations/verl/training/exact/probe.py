@@ -19,6 +19,7 @@ from ascend_quant.exact.stages import Recorded
 
 PROMPTS, ANSWER = 8, 64  # of the probe at a run's start; tokens of an answer
 SHORTEST, LONGEST = 8, 4096  # tokens of its prompts
+PREFILL = {"max_tokens": 1, "prompt_logprobs": 0}  # the log-probability of every token of a prompt
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True, "ignore_eos": True}
 
 
@@ -105,12 +106,7 @@ def sample(servers: Sequence[Any], asked: Sequence[list[int]], answer: int) -> l
     pairs = [(server, prompt) for server in servers for prompt in asked]
     sampled = ray.get([_generate(server, prompt, max_tokens=answer) for server, prompt in pairs])
     wholes = [[*prompt, *one.token_ids] for (_, prompt), one in zip(pairs, sampled, strict=True)]
-    prefilled = ray.get(
-        [
-            _generate(server, whole, max_tokens=1, prompt_logprobs=0)
-            for (server, _), whole in zip(pairs, wholes, strict=True)
-        ]
-    )
+    prefilled = ray.get([_generate(server, whole, **PREFILL) for (server, _), whole in zip(pairs, wholes, strict=True)])
     return [
         Sampled(whole, len(prompt), one.log_probs, [value for (value,) in other.extra_fields["prompt_logprobs"][:-1]])
         for (_, prompt), whole, one, other in zip(pairs, wholes, sampled, prefilled, strict=True)
@@ -133,8 +129,7 @@ def judge(sampled: Sequence[Sampled], ranks: Sequence[list[list[float]] | None])
 
 def stages(server: Any, tokens: list[int]) -> dict[str, Recorded]:
     """Return the stages of an engine's prefill of a sequence, those of its first worker."""
-    sampling = {**SAMPLING, "max_tokens": 1, "prompt_logprobs": 0}
-    return ray.get(server.exact_stages.remote(tokens, sampling))[0]
+    return ray.get(server.exact_stages.remote(tokens, {**SAMPLING, **PREFILL}))[0]
 
 
 def _generate(server: Any, prompt: list[int], **sampling: Any) -> ray.ObjectRef:
