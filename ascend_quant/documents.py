@@ -1,7 +1,7 @@
 """Reads JSON and YAML; an error names the file, and the line and the key where there is one.
 
-Duplicate YAML keys are refused, since the last one would silently win. So are numbers that only YAML 1.1 reads, such as
-    8 (010), 90 (1:30) or 1000 (1_000). Exponents are numbers as in YAML 1.2 (1e-6).
+Duplicate YAML keys are refused, since the last one would silently win. So are numbers that only YAML 1.1 reads, such
+as 8 (010), 90 (1:30) or 1000 (1_000). Exponents are numbers as in YAML 1.2 (1e-6).
 """
 
 import json

@@ -1,7 +1,7 @@
 """Launching: the demo on a laptop and training on clusters.
 
 It uses ascend_quant through commands and files, and imports only the schemes' names. It is never installed: it reads
-    configs/ and docker/ next to it, in a checkout or in an image.
+configs/ and docker/ next to it, in a checkout or in an image.
 """
 
 import os

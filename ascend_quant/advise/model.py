@@ -1,7 +1,7 @@
 """A decoder's sizes, from its config.json, and the load of one engine, which a recipe may give, for `advise`.
 
 Supported are decoders with full attention and GQA, dense or with experts in every layer. Other models are refused,
-    since a guessed size would look like a fact.
+since a guessed size would look like a fact.
 """
 
 import re

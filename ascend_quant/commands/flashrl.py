@@ -1,7 +1,7 @@
 """FlashRL's commands for its config files, with its flags.
 
 `ascend-quant setup` writes the YAML file that FLASHRL_CONFIG names; `ascend-quant cleanup` removes the lines of
-    `usercustomize.py` with which FlashRL patches vLLM at every Python start. (`profile` is the third, in profile.py.)
+`usercustomize.py` with which FlashRL patches vLLM at every Python start. (`profile` is the third, in profile.py.)
 """
 
 import json

@@ -1,8 +1,8 @@
 """The output folder OUT, created atomically: it is written as OUT.partial and renamed at the end.
 
 OUT.partial contains the manifest, which records the conversion from the start, and finished files. A file is called
-    *.writing until it is complete and on disk (fsync), then renamed. So the same command resumes an interrupted
-    conversion, and another command is refused.
+*.writing until it is complete and on disk (fsync), then renamed. So the same command resumes an interrupted
+conversion, and another command is refused.
 """
 
 import fcntl

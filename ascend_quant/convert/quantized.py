@@ -1,7 +1,7 @@
 """The quantized layers of a checkpoint that is to be dequantized: compressed-tensors, block fp8, ModelSlim's int8.
 
-They are found, and their dtypes and shapes checked against config.json, from the headers; what cannot be dequantized is
-    refused before anything is written.
+They are found, and their dtypes and shapes checked against config.json, from the headers; what cannot be dequantized
+is refused before anything is written.
 
 Shape suffixes: N output channels, K input channels, G groups of a row.
 """

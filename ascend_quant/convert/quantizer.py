@@ -6,8 +6,8 @@ costs ten times what they gain. Rows are cut into tiles, one scale each:
 
     row (1, K)    group (1, group)    block (128, 128)    tensor (N, K)
 
-A scheme's file in `schemes/` says which tile it uses. A scheme with a rule of its own (`largest` is None) is quantized
-    by its `quantize`, as many rows at a time.
+A scheme's file in `schemes/` says which tile it uses. A scheme with a rule of its own (`largest` is None) is
+quantized by its `quantize`, as many rows at a time.
 
 A device is tested before anything is written, since division and rounding differ between devices.
 

@@ -1,7 +1,7 @@
 """Conversion of several shards at once, by threads.
 
 Threads, not processes: torch, hashing and disk I/O release the GIL, no process has to import torch for seconds, and
-    kill -9 ends everything.
+kill -9 ends everything.
 """
 
 import os

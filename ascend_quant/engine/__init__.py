@@ -1,4 +1,4 @@
-"""What every engine integration needs in addition to a refit; `integrations/` has the code for single engines.
+"""Code that all engine integrations share in addition to a refit; `integrations/` has the code for single engines.
 
 options.py    what a user may set
 loading.py    every copy into a resident parameter, whichever of the engine's loaders makes it

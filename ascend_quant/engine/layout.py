@@ -1,7 +1,7 @@
 """Weights in another memory layout than the checkpoint's: on NPUs, and for int4.
 
 The engine's weight loaders see a placeholder of the checkpoint's shape, without memory. The refit intercepts what is
-    copied into the placeholder, and writes the rows to their places in the weight's layout.
+copied into the placeholder, and writes the rows to their places in the weight's layout.
 """
 
 from collections.abc import Generator, Sequence

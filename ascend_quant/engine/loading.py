@@ -2,8 +2,8 @@
 
 Engines have dozens of loaders (fused, sharded, per expert, stacked). All of them end in `parameter_view.copy_(shard)`.
 A TorchDispatchMode around `model.load_weights` sees each of these copies, turns it into a write of the refit, and
-    records which part of which checkpoint tensor went where, and which rows are written. This record is the plan with
-    which later refits skip the loaders.
+records which part of which checkpoint tensor went where, and which rows are written. This record is the plan with
+which later refits skip the loaders.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
 """A diagnosis for unexpected tensor names: a wrapper's prefix (FSDP, DDP, torch.compile), or a part of PEFT's.
 
 Wrappers of a model add a prefix to its names (`module.` of DDP, `_orig_mod.` of torch.compile) or a part inside them
-    (`_fsdp_wrapped_module.`); names of an inner model lack its owner's prefix.
+(`_fsdp_wrapped_module.`); names of an inner model lack its owner's prefix.
 """
 
 from collections.abc import Collection

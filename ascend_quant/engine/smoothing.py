@@ -2,9 +2,9 @@
 
     trainer's w  --through-->  float32 x, to be quantized as it is, or BF16 x (norms, biases, routers)
 
-Tensors are smoothed one at a time, by `oracle.smoothed`, so a refit needs memory for one more tensor. A tensor without
-    a rule is unchanged; it is refused if it reads the output of a smoothed norm, as an expert or router missing in the
-    profile would.
+Tensors are smoothed one at a time, by `oracle.smoothed`, so a refit needs memory for one more tensor. A tensor
+without a rule is unchanged; it is refused if it reads the output of a smoothed norm, as an expert or router missing
+in the profile would.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """Unmatched weights: tensors that a trainer may send although this rank has no parameter for them.
 
 With tied embeddings (tie_word_embeddings), lm_head must equal the embedding. Experts of other ranks are accepted if a
-    local expert has the same name except for its number.
+local expert has the same name except for its number.
 """
 
 import re

@@ -6,8 +6,8 @@
 
 Each piece of a transformers model computes forward with the engine's own function, and backward as transformers would
 (straight-through): rounding has no useful gradient. Almost exact is not enough: through INT8 rounding, one differing
-    last bit causes nearly the whole difference between an INT8 and a BF16 policy, so whatever is not known to be exact
-    is refused by name.
+last bit causes nearly the whole difference between an INT8 and a BF16 policy, so whatever is not known to be exact is
+refused by name.
 
 straight_through.py   a forward of one function, a backward of another
 modules.py            how a module's class is changed in place, and what is known of its own forward

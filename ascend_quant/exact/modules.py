@@ -1,8 +1,8 @@
 """Modules that compute with the engine's functions: a module's class is replaced in place, as with fake quantization.
 
 Parameters, their names, state_dict, optimizers and what a trainer sends to the rollout stay. FSDP may wrap the model
-before or after. What a class's own forward computes is tested on a few numbers, not inferred from its name, and without
-    the module's parameters, which may be sharded.
+before or after. What a class's own forward computes is tested on a few numbers, not inferred from its name, and
+without the module's parameters, which may be sharded.
 """
 
 from collections.abc import Callable, Iterator

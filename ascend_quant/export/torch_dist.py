@@ -4,8 +4,8 @@ torch_dist is the format of torch.distributed.checkpoint: `.metadata` says which
 *.distcp files. A tensor can be all layers' experts at once, far larger than memory; its reader reads a slice from the
 pieces alone. No process group, no GPU and no Megatron is needed.
 
-`.metadata` is a pickle, and a checkpoint may be from anybody. A pickle can run any code that it names; so only classes
-    of that package may be built, and no other name is even looked up.
+`.metadata` is a pickle, and a checkpoint may be from anybody. A pickle can run any code that it names; so only
+classes of that package may be built, and no other name is even looked up.
 """
 
 import pickle

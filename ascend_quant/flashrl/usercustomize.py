@@ -1,7 +1,7 @@
 """The block that FlashRL's `setup` leaves in `usercustomize.py`, which Python runs at every start, and its removal.
 
 FlashRL appends a pair of lines; its own `cleanup` only puts "# " before them. Both are removed, and so is `import
-    flash_rl` alone on a line. Any other line that names it was not written by FlashRL, and stays.
+flash_rl` alone on a line. Any other line that names it was not written by FlashRL, and stays.
 """
 
 import re

@@ -3,8 +3,8 @@
 A variable that is set must be valid: an empty one is an error, since it may come from a misspelt `$NAME`.
 
 FLASHRL_LOGGING_LEVEL and FLASHRL_LOGGING_FILE act on this package's logger; FlashRL's take the root logger. In a vLLM
-    process, log records go to vLLM's handlers. Records that no handler shows (outside vLLM, or below vLLM's level) go
-    to stderr, so each is shown exactly once.
+process, log records go to vLLM's handlers. Records that no handler shows (outside vLLM, or below vLLM's level) go to
+stderr, so each is shown exactly once.
 """
 
 import logging

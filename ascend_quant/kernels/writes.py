@@ -77,7 +77,7 @@ class RowWrite:
 
     @property
     def joins(self) -> bool:
-        """Whether rows are quantized separately, so that two writes can be merged."""
+        """True if rows are quantized separately, so that two writes can be merged."""
         return self.kind in JOINED
 
     def joined(self, other: "RowWrite") -> "RowWrite":

@@ -9,9 +9,9 @@ A trainer that has observed q, k and v of its step sends them after the weights:
                                                  |k| times a margin, over the largest code
     ascend_quant.kv_scales_age                   int64: steps since they were taken, 0 for those of this step
 
-Otherwise the refit computes bounds from its own weights (bounds.py), for fp8 only. Either way the scales belong to the
-    weights in use: every refit writes them, and they are written again after anything resets the engine's buffers. An
-    engine with other values in these buffers refuses to serve.
+Otherwise the refit computes bounds from its own weights (bounds.py), for fp8 only. Either way the scales belong to
+the weights in use: every refit writes them, and they are written again after anything resets the engine's buffers. An
+engine with other values in these buffers refuses to serve.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """A host copy of sampled quantized rows during sleep, used only for the receipt's `changed`.
 
 A refit compares the values that it writes with those that it overwrites, in every 64th row (`counters.SAMPLE`). Sleep
-    level 2 discards the buffers' bytes, so these rows are copied to the host before it and restored after it, and the
-    next refit counts the same changes as without the sleep. They are never served: the engine refuses until that refit.
+level 2 discards the buffers' bytes, so these rows are copied to the host before it and restored after it, and the
+next refit counts the same changes as without the sleep. They are never served: the engine refuses until that refit.
 
 Host memory while the engine sleeps: 1/64 of the codes' bytes (int4 on CUDA: 1/32), rounded up to a power of two, so
 128 MiB for 7B parameters in int8, pinned; torch keeps it for the next sleep. Device time: a copy of so many bytes each

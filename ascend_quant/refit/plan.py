@@ -1,8 +1,8 @@
 """A refit plan: the resident rows of each trainer tensor, recorded during one refit through the loaders.
 
 An engine's loaders take tens of microseconds of Python per tensor. A tensor of the same name and shape always goes to
-    the same rows, so later refits look up its writes by name. Tensors for which this does not hold (a loader that
-    rearranged the tensor first, padding) keep going through the loader.
+the same rows, so later refits look up its writes by name. Tensors for which this does not hold (a loader that
+rearranged the tensor first, padding) keep going through the loader.
 """
 
 from collections import Counter
@@ -57,7 +57,7 @@ class Entry:
 
     @property
     def is_idle(self) -> bool:
-        """Whether this rank does not use the tensor."""
+        """True if this rank does not use the tensor."""
         return not self.writes and not self.by_loader
 
     def add(self, resident: ResidentWeight, write: RowWrite) -> None:

@@ -1,9 +1,9 @@
 """Resident weights: the engine's own buffers, which a refit writes row by row and never moves.
 
 `ResidentWeight` is one parameter that stays in its dtype (norms, embeddings, biases, routers).
-`QuantizedWeight` is one whose rows are quantized while they are written (a linear layer, or stacked experts); scales.py
-    has those with other scales than one per row. All of them turn a shard into writes, which the kernels execute;
-    row_buffer.py tracks which rows the current refit has written.
+`QuantizedWeight` is one whose rows are quantized while they are written (a linear layer, or stacked experts);
+scales.py has those with other scales than one per row. All of them turn a shard into writes, which the kernels
+execute; row_buffer.py tracks which rows the current refit has written.
 """
 
 import zlib

@@ -108,7 +108,7 @@ class ServingState:
 
     @property
     def is_to_be_looked_at(self) -> bool:
-        """Whether `look` has to check anything."""
+        """True if `look` has anything to check."""
         return self._is_unseen or any(one.needs_look for one in self.checks)
 
     @property
@@ -123,7 +123,7 @@ class ServingState:
         """Check addresses and sampled bytes; called for requests to an idle engine whose writes no call reports.
 
         It waits for the device. From the first glance on, refits record these bytes, which takes as much device memory
-            again; weights of an earlier refit are checked completely.
+        again; weights of an earlier refit are checked completely.
         """
         if self._state != "ready" or self.weights_sleep or self._is_unseen or not self._still:
             return
@@ -224,7 +224,7 @@ class ServingState:
 
     @property
     def weights_sleep(self) -> bool:
-        """Whether the memory of the weights, and of everything allocated with them, must not be accessed."""
+        """True if the memory of the weights, and of everything allocated with them, must not be accessed."""
         return self._asleep is not None
 
     def cache_woke(self) -> None:

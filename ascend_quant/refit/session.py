@@ -5,7 +5,7 @@ serving_state.py decides when an engine may serve.
 
 Writes are collected in a batch and started by `flush`; on an accelerator nothing waits for them before `close`.
 A tensor that an earlier refit has recorded is written by plan (`place`), any other through the engine's loader
-    (`write`, `record`).
+(`write`, `record`).
 """
 
 import logging

@@ -1,8 +1,8 @@
 """The definition of a scheme: its reference arithmetic, its quantized data and scales, and its names in checkpoints.
 
 A definition implements `quantize` and `dequantize`, and overrides the defaults below where it differs. Everything
-    without a faster kernel (on CPUs, in refits, in `convert` and `mismatch`) calls these; they are looked up once per
-    tensor.
+without a faster kernel (on CPUs, in refits, in `convert` and `mismatch`) calls these; they are looked up once per
+tensor.
 
 Shape suffixes: M tokens, N output channels, K input channels, S scales of a row.
 """

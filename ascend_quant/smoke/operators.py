@@ -1,7 +1,7 @@
 """A probe of a device's kernels: a few weights in each scheme that the device supports, against the oracle on the host.
 
 Codes, scales, digests and fake-quantized values must have the oracle's bits. GEMMs round to BF16 and have their own
-    summation order, so their error relative to the norm is checked.
+summation order, so their error relative to the norm is checked.
 """
 
 from itertools import pairwise

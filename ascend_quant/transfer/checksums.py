@@ -6,8 +6,8 @@
               proof.prove()                                after the last one
 
 A digest covers a parameter's bits in transit and their position (`oracle.digest` says what it cannot detect), so it
-    does not depend on order, buckets or ranks; dtype and shape are compared separately. The device is synchronized only
-    when the digests are read, once per sync.
+does not depend on order, buckets or ranks; dtype and shape are compared separately. The device is synchronized only
+when the digests are read, once per sync.
 
 A trainer with fake quantization also sends the names of its ignored layers; the engine must ignore the same layers.
 """
@@ -256,7 +256,7 @@ def sending(weights: Iterable[NamedTensor], unquantized: Unquantized | None = No
         unquantized: the layers that fake quantization ignores, if there is one.
 
     Raises:
-        RefitError: see `sent.check_sent`.
+        RefitError: see `validate.check_sent`.
     """
     digests, device = Digests(), torch.device("cpu")
     for name, tensor in weights:
@@ -290,7 +290,7 @@ class Receiving:
         """Add a bucket; returns it without the trainer's digests, and keeps no reference to its tensors.
 
         Raises:
-            RefitError: see `sent.check_sent`; or the digests were sent twice.
+            RefitError: see `validate.check_sent`; or the digests were sent twice.
         """
         if not self._wanted:
             return list(weights)

@@ -5,8 +5,8 @@
     engine    q_proj.weight        its loaders see the codes, a view (.., N, K); kernels find the scales behind the rows
 
 Complete rows are quantized, so the bytes equal those that the engine would compute from BF16 weights; if a loader
-    slices rows (tensor parallelism), the scale is still that of the complete row. A row with NaN or Inf has a scale
-    that is not finite.
+slices rows (tensor parallelism), the scale is still that of the complete row. A row with NaN or Inf has a scale that
+is not finite.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,7 @@
 """Checks of this host, and how hosts differ: what must be right before Ray starts.
 
 All problems are reported at once, one per line. Clocks are compared by a request's round trip, whose duration is
-    subtracted.
+subtracted.
 """
 
 import os

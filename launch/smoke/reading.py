@@ -1,4 +1,4 @@
-"""What JSON files of the smoke test say of an NPU, a row each probe, printed and written into docs/ascend.md."""
+"""Results in the smoke test's JSON files of an NPU, one row per probe, printed and written into docs/ascend.md."""
 
 import json
 from collections.abc import Sequence

@@ -3,8 +3,8 @@
 Those of weight syncs are in sending/hooks.py, those of the training engine in training/hooks.py; HOOKS and BY_HAND here
 are the whole list.
 
-`apply()` runs in every process that imports verl. It probes features, never version numbers. Without the distribution's
-    entry point in `verl.plugins`, nothing is patched.
+`apply()` runs in every process that imports verl. It probes features, never version numbers. Without the
+distribution's entry point in `verl.plugins`, nothing is patched.
 """
 
 import importlib

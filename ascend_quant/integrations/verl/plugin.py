@@ -1,7 +1,7 @@
 """The plugin that verl loads at the end of `import verl`, in every process (entry-point group `verl.plugins`).
 
 verl logs a plugin's exception at debug level and continues; a half-applied plugin would cause unrelated errors much
-    later, so the exception is logged here as an error.
+later, so the exception is logged here as an error.
 """
 
 import logging

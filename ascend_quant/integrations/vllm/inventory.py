@@ -1,7 +1,7 @@
 """The inventory of a vLLM model: its resident parameters, with the checkpoint names of their rows (q_proj in qkv_proj).
 
 Layers that the model built without a quantization config get methods that store nothing derived from their weights;
-    layers that would still store something derived are refused.
+layers that would still store something derived are refused.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,7 @@
 """FLASHRL_TEST_RELOAD: test that a reload gives the bytes of a fresh load, whatever the buffers contained before.
 
 The buffers are filled with random bytes first, so that a gap in the reload shows; this is done twice, since the first
-    reload records a plan and the second follows it.
+reload records a plan and the second follows it.
 """
 
 import logging

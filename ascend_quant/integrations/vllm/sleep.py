@@ -1,7 +1,7 @@
 """Sleep mode: notifies the refit when the memory of its parameters is released and restored.
 
 During sleep their addresses are unmapped, and a kernel that accesses them crashes the process. Level 1 restores the
-    bytes, level 2 does not. CPU workers ignore sleep in methods of their own, which stay as they are.
+bytes, level 2 does not. CPU workers ignore sleep in methods of their own, which stay as they are.
 """
 
 from collections.abc import Callable, Generator

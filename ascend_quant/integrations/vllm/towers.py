@@ -1,7 +1,7 @@
 """Models of several modalities: their language model is quantized, the rest (towers, projectors) keeps its dtype.
 
 vLLM's model classes mark towers while building them (`_mark_tower_model`), even if they build a tower on the meta
-    device and drop it because its modality is disabled.
+device and drop it because its modality is disabled.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,7 @@
 """Serving on CPUs: int8 with torch's integer GEMM, other schemes as the oracle computes them, in float32.
 
 fp8 and int4 weights are unpacked in every GEMM: this is for trying a scheme out, not for speed. The same holds for
-    schemes that have only a definition (`by_definition`).
+schemes that have only a definition (`by_definition`).
 """
 
 import logging

@@ -1,7 +1,7 @@
 """Operators of the installed torch_npu, CANN and chip, detected by probing, with a clear error if one is missing.
 
 Only `check_pair` compares versions. Operators are looked up in torch.ops.npu, because vendors' images have operators
-    that their version numbers do not imply.
+that their version numbers do not imply.
 """
 
 import functools

@@ -1,8 +1,8 @@
 """Refits in verl's experimental trainers, `one_step_off_policy` and `fully_async_policy`: the parts that they share.
 
 Each has its own main, task runner and trainer, which look each other up by name in the main's module. So our classes
-    replace these names: the task runner's in the driver process, the others in the task runner's process. Their engines
-    are always disaggregated.
+replace these names: the task runner's in the driver process, the others in the task runner's process. Their engines
+are always disaggregated.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """The delta sync through verl's checkpoint engines: transfer/delta.py encodes at the trainer and applies at the engine.
 
-Before verl has the checkpoint engines get ready for a sync, its driver asks the receivers for their base (the last sync
-    that they applied), and tells every rank the same base. If a replica, a trainer or a sync was lost, the next sync
-    sends all weights.
+Before verl has the checkpoint engines get ready for a sync, its driver asks the receivers for their base (the last
+sync that they applied), and tells every rank the same base. If a replica, a trainer or a sync was lost, the next sync
+sends all weights.
 
 Patches travel in small buckets. verl's engines send none before it is full, so with the buckets of whole weights an
 engine would begin when the trainer has compared everything; and over HCCL all of a bucket is sent, full or not.

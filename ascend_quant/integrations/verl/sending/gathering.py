@@ -95,7 +95,7 @@ def gathered(
         Tensors of a group, with memory of their own.
 
     Raises:
-        RefitError: see `sent.check_sent`.
+        RefitError: see `validate.check_sent`.
     """
     waiting = None
     for group, members in groups_of(params, dtype_or_scheme):

@@ -47,7 +47,7 @@ class AmaxObserver:
 
     @property
     def has_seen(self) -> bool:
-        """Whether a forward pass of this step has been observed."""
+        """True if a forward pass of this step has been observed."""
         return bool(self._of)
 
     @contextmanager

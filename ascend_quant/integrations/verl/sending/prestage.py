@@ -1,9 +1,9 @@
 """Weights of the next sync prepared before verl offloads the parameters to the host (verl's `param_offload`).
 
 After an update, verl moves the float32 shards to the host, and a sync to colocated engines loads them again to round
-    them: 30 GB for a 7B model, over all ranks. Here they stay on the device until verl offloads them at the end of that
-    sync. The sync reads the weights themselves, so any later write to them is included. Optimizer states, which are
-    twice as large, are offloaded after the update as before, and FSDP2's gradients are freed by then.
+them: 30 GB for a 7B model, over all ranks. Here they stay on the device until verl offloads them at the end of that
+sync. The sync reads the weights themselves, so any later write to them is included. Optimizer states, which are twice
+as large, are offloaded after the update as before, and FSDP2's gradients are freed by then.
 """
 
 import functools

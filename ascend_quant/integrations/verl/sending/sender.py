@@ -1,7 +1,7 @@
 """The trainer's side of a weight sync: verl's actor worker, which sends rounded weights, followed by their checksums.
 
 The weights are wrapped where the training engine hands them out, before any transport, so the same checksums cover
-    colocated engines (shared memory or IPC) and disaggregated ones (through a checkpoint engine).
+colocated engines (shared memory or IPC) and disaggregated ones (through a checkpoint engine).
 """
 
 import asyncio

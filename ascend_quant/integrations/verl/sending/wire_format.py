@@ -62,7 +62,7 @@ class WireFormat:
         """Yield whole weights in their wire format, one by one; a converted one is a new tensor on the same device.
 
         Raises:
-            RefitError: see `sent.check_sent`.
+            RefitError: see `validate.check_sent`.
         """
         for name, tensor in weights:
             check_sent(name, tensor)

@@ -1,7 +1,7 @@
 """Finds the tensors of a vLLM model that SmoothAttention scales for an int8 KV cache (kv_cache/smooth_attention.py).
 
-It applies to all attention layers or to none: if one layer has an unknown structure, or weights that are not stored row
-    by row, it is disabled, and the log says why.
+It applies to all attention layers or to none: if one layer has an unknown structure, or weights that are not stored
+row by row, it is disabled, and the log says why.
 """
 
 import logging

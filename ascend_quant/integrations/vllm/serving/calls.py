@@ -1,9 +1,9 @@
 """Calls to an engine's workers that load weights: the result of each, and its possible effect on the weights.
 
 A call that fails on one worker counts as failed on all, and a refit that it leaves open is closed, so that the next
-    sync can begin. A refit that a dead trainer left open is closed when another trainer starts. A client in another
-    process gets only the text of an error, which starts with REFUSES (transfer/errors.py) if the weights were not
-    applied.
+sync can begin. A refit that a dead trainer left open is closed when another trainer starts. A client in another
+process gets only the text of an error, which starts with REFUSES (transfer/errors.py) if the weights were not
+applied.
 """
 
 import logging
