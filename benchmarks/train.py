@@ -23,7 +23,7 @@ def main(
     recipe: train_options.Recipe = "",
     model: train_options.Model = "",
     layers: train_options.Layers = None,
-    arms: Annotated[str, typer.Option(help="Comma-separated rollout schemes.")] = "bf16,int8",
+    arms: Annotated[str, typer.Option(help="Comma-separated rollout schemes, or int8-exact.")] = "bf16,int8",
     answers: Annotated[str, typer.Option(help="Comma-separated numbers of tokens per answer.")] = "1024,4096,8192",
     prompt: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 256,
     gpus: Annotated[int, typer.Option(min=1, help="Number of devices to use.")] = 2,
@@ -46,7 +46,7 @@ def main(
     given = {"prompt": prompt, "steps": steps, "gpus": gpus, "device": device, "tensor_parallel": tensor_parallel}
     given["layers"] = layers
     given |= {"changes": tuple(changes or ()), "overrides": tuple(overrides or ())}
-    every = choices("--arms", arms, tuple(SCHEMES))
+    every = choices("--arms", arms, (*SCHEMES, "int8-exact"))
     tasks = [
         Arm(*chosen, scheme, answer=answer, **given)
         for turn, answer in enumerate(lengths)

@@ -7,10 +7,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ascend_quant.integrations.verl import EXACT
 from benchmarks import train_reward
 from benchmarks.report import Outcome
 from launch.child import run
-from launch.demo.training import read_lines
+from launch.demo.training import is_exact, read_lines, scheme_of
 from launch.recipes import Recipe, load
 from launch.recipes.verl import text
 
@@ -34,7 +35,7 @@ class Arm:
 
     Attributes:
         recipe: its name; `model`: whose shape (see `models.MODELS`), `layers`: with so many of its layers.
-        scheme: of the rollout.
+        scheme: of the rollout; int8-exact with a trainer of the same policy.
         prompt, answer: tokens of each.
         steps: that are trained; the first is shown apart.
         changes: fields of the recipe, as `train --set` takes them, over those that this benchmark sets.
@@ -77,8 +78,10 @@ class Arm:
         """Return the recipe's fields that are set before `changes`."""
         recipe = load(self.recipe)
         fields = fields_for(recipe, self.trained_on, self.prompt, self.answer, self.tensor_parallel)
-        fields["rollout.scheme"] = self.scheme
-        if recipe.qat_scheme not in (None, self.scheme):
+        fields["rollout.scheme"] = scheme_of(self.scheme)
+        if is_exact(self.scheme):
+            fields["qat"] = EXACT
+        elif recipe.qat_scheme not in (None, self.scheme):
             fields["qat"] = None
         return fields
 
