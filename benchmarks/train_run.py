@@ -35,7 +35,7 @@ class Arm:
 
     Attributes:
         recipe: its name; `model`: whose shape (see `models.MODELS`), `layers`: with so many of its layers.
-        scheme: of the rollout; int8-exact with a trainer of the same policy.
+        scheme: of the rollout; or int8-exact, whose trainer computes the INT8 engine's policy bit for bit.
         prompt, answer: tokens of each.
         steps: that are trained; the first is shown apart.
         changes: fields of the recipe, as `train --set` takes them, over those that this benchmark sets.

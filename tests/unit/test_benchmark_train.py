@@ -61,6 +61,13 @@ def test_an_exact_recipes_arms(scheme: str, qat: str | None):
     assert (recipe.qat, recipe.correction is None) == (qat, qat is not None)
 
 
+def test_a_plain_recipes_exact_arm():
+    """The arm int8-exact trains the exact policy without importance weights; the arm int8 keeps its weights."""
+    plain, exact = (replace(ARM, scheme=scheme).loaded() for scheme in ("int8", "int8-exact"))
+    assert (exact.rollout.scheme, exact.qat, exact.correction) == ("int8", "int8_exact", None)
+    assert (plain.rollout.scheme, plain.qat) == ("int8", None) and plain.correction is not None
+
+
 def test_the_plain_arm_is_verls_own():
     pytest.importorskip("verl")
     from ascend_quant.integrations.verl.settings import wants_refits
