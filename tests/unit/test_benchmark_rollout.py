@@ -11,6 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from ascend_quant.schemes.registry import no_cache_on_cpus
 from benchmarks import generation, rollout
 from benchmarks.generation import SCHEMES, with_cache
 from benchmarks.models import get_model
@@ -97,6 +98,7 @@ def test_whole_answers_on_the_cpu(tmp_path):
 
 
 @pytest.mark.long("benchmarks")
+@pytest.mark.skipif(no_cache_on_cpus("fp8") is not None, reason="vLLM's FP8 cache needs AVX-512, this CPU has none")
 def test_decode_steps_on_the_cpu(tmp_path):
     size = ["--models", "tiny", "--context", "32,64", "--kv-cache", "fp8", "--batch", "3", "--schemes", "bf16"]
     found = command_on_the_cpu(tmp_path / "run.json", *size)
