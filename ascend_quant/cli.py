@@ -1,39 +1,35 @@
-"""The command line `ascend-quant`; the commands that come from FlashRL keep its names and flags."""
+"""Entry point of `ascend-quant`: run a command, or name the missing dependency in one line.
 
-from typing import Annotated
+The package itself depends only on torch and numpy, since the engine's environment determines all other versions.
+"""
 
-import typer
+import sys
 
-from ascend_quant import __version__
-from ascend_quant.commands.advise import advise
-from ascend_quant.commands.convert import convert
-from ascend_quant.commands.export import export
-from ascend_quant.commands.flashrl import cleanup, setup
-from ascend_quant.commands.mismatch import mismatch
-from ascend_quant.commands.profile import profile
-from ascend_quant.commands.smoke import smoke
-
-app = typer.Typer(
-    name="ascend-quant",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+COMMANDS = frozenset(("typer", "rich", "yaml", "pydantic", "safetensors", "huggingface_hub", "psutil"))
+ENGINE = frozenset(("vllm", "transformers"))
 
 
-def version(wanted: bool) -> None:
-    """Print it, and end."""
-    if wanted:
-        typer.echo(f"ascend-quant {__version__}")
-        raise typer.Exit
+def main() -> None:
+    """The console script.
+
+    Raises:
+        ModuleNotFoundError: what is missing is neither the commands' nor the engine's.
+    """
+    try:
+        from ascend_quant.commands.app import app
+
+        app()
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in COMMANDS | ENGINE:
+            raise
+        print(f"ascend-quant: {missing} is not installed. {remedy(missing)}", file=sys.stderr)
+        sys.exit(2)
 
 
-@app.callback()
-def about(
-    _: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version.")] = False,
-) -> None:
-    """Tools for RL rollouts whose weights are re-quantized in place at every training step."""
-
-
-for command in (advise, convert, export, mismatch, profile, setup, cleanup, smoke):
-    app.command()(command)
+def remedy(missing: str) -> str:
+    """Return what to do about a missing module."""
+    pip = f"{sys.executable} -m pip install"
+    if missing in COMMANDS:
+        return f"Run: {pip} 'ascend-quant[cli]'"
+    return f"It comes with vLLM: call this in the engine's environment, or run: {pip} 'ascend-quant[cuda]' (CPU: [cpu])"

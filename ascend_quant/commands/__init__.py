@@ -1,1 +1,4 @@
-"""The subcommands of `ascend-quant`, one module each: options and output. tune.py is run as a module of its own."""
+"""The subcommands of `ascend-quant`, one module each: options and output.
+
+app.py registers all but tune.py, which is run as a module of its own.
+"""

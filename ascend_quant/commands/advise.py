@@ -13,7 +13,7 @@ from rich.table import Table
 from ascend_quant.advise import AdviceError, roofline
 from ascend_quant.advise.model import Workload, read_model, read_recipe
 from ascend_quant.advise.roofline import DEVICES, GIB, Estimate
-from ascend_quant.exits import WRONG_USE, fail
+from ascend_quant.terminal.exits import WRONG_USE, fail
 
 Device = Enum("Device", {name: name for name in DEVICES}, type=str)
 ASSUMED = """Assumed: embedding, lm head, routers, norms and attention stay BF16; activations and graphs take no memory;

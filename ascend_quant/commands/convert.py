@@ -16,12 +16,12 @@ from ascend_quant.convert.conversion import Request, Summary
 from ascend_quant.convert.conversion import convert as carry_out
 from ascend_quant.convert.formats import FORMATS
 from ascend_quant.convert.output import Output
-from ascend_quant.documents import BadDocument
-from ascend_quant.exits import FAILED
-from ascend_quant.names import PatternError
+from ascend_quant.files.documents import BadDocument
 from ascend_quant.profile.checkpoints import BadCheckpoint
-from ascend_quant.progress import counting
 from ascend_quant.schemes import SCHEMES, UnknownScheme
+from ascend_quant.schemes.layer_names import PatternError
+from ascend_quant.terminal.exits import FAILED
+from ascend_quant.terminal.progress import counting
 
 QUANTIZED = ", ".join(name for name, scheme in SCHEMES.items() if scheme.quantized)
 

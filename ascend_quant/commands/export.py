@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ascend_quant.exits import FAILED
+from ascend_quant.terminal.exits import FAILED
 
 if TYPE_CHECKING:
     from ascend_quant.export import Trained
@@ -43,10 +43,10 @@ def export(
     from rich.console import Console
 
     from ascend_quant.convert.output import Output
-    from ascend_quant.documents import BadDocument
-    from ascend_quant.names import PatternError
+    from ascend_quant.files.documents import BadDocument
     from ascend_quant.profile.checkpoints import BadCheckpoint
     from ascend_quant.schemes import UnknownScheme, get_scheme
+    from ascend_quant.schemes.layer_names import PatternError
 
     errors = Console(stderr=True)
     if nowhere := [folder for folder in (checkpoint, hf_model) if folder is not None and not folder.is_dir()]:
@@ -84,7 +84,7 @@ def _exported(
     from ascend_quant.convert.output import Output
     from ascend_quant.export import find, write_bf16
     from ascend_quant.profile.checkpoints import BadCheckpoint
-    from ascend_quant.progress import counting
+    from ascend_quant.terminal.progress import counting
 
     trained = find(checkpoint)
     if trained.kind == "hugging-face":

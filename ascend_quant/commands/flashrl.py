@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from ascend_quant.exits import FAILED, WRONG_USE, fail
-from ascend_quant.whole_file import write_whole
+from ascend_quant.files.whole_file import write_whole
+from ascend_quant.terminal.exits import FAILED, WRONG_USE, fail
 
 DEFAULT_CONFIG = Path("~/.flashrl_config.yaml")
 

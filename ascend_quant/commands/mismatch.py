@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from ascend_quant.documents import BadDocument
-from ascend_quant.exits import ABOVE, FAILED, WRONG_USE, fail
+from ascend_quant.files.documents import BadDocument
 from ascend_quant.schemes import SCHEMES
 from ascend_quant.schemes.registry import KV_CACHES
+from ascend_quant.terminal.exits import ABOVE, FAILED, WRONG_USE, fail
 
 QUANTIZED = ", ".join(name for name, scheme in SCHEMES.items() if scheme.quantized)
 

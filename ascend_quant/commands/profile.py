@@ -10,15 +10,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ascend_quant.documents import BadDocument
-from ascend_quant.exits import FAILED
+from ascend_quant.files.documents import BadDocument
+from ascend_quant.files.whole_file import why_no_file
 from ascend_quant.profile.arithmetic import of_refits
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint, find
 from ascend_quant.profile.compare import Comparison, compare_int8
 from ascend_quant.profile.files import files_of, save
 from ascend_quant.profile.w8a8 import read_w8a8
-from ascend_quant.progress import Bars
-from ascend_quant.whole_file import why_no_file
+from ascend_quant.terminal.exits import FAILED
+from ascend_quant.terminal.progress import Bars
 
 SHOWN = 20  # parameters in the table of those that are not reproduced
 

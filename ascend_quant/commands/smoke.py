@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from ascend_quant.commands.convert import Device
-from ascend_quant.exits import DONE, FAILED, WRONG_USE, fail
-from ascend_quant.whole_file import why_no_file, write_whole
+from ascend_quant.files.whole_file import why_no_file, write_whole
+from ascend_quant.terminal.exits import DONE, FAILED, WRONG_USE, fail
 
 
 def smoke(

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ascend_quant.exits import DONE, FAILED, NOT_REACHED, WRONG_USE, fail
-from ascend_quant.whole_file import why_no_file
+from ascend_quant.files.whole_file import why_no_file
+from ascend_quant.terminal.exits import DONE, FAILED, NOT_REACHED, WRONG_USE, fail
 
 if TYPE_CHECKING:
     from ascend_quant.kernels.cuda.tune.search import Job, Measured
-    from ascend_quant.progress import Bars
+    from ascend_quant.terminal.progress import Bars
 
 BATCHES = "16,32,64,128,256,512,2048,8192"
 COMPILING = 0.4  # of the seconds, at most
@@ -99,7 +99,7 @@ def _measured(jobs: "list[Job]", limit: float, keep: Callable) -> "Iterator[Meas
     from rich.progress import MofNCompleteColumn
 
     from ascend_quant.kernels.cuda.tune import search as tuning
-    from ascend_quant.progress import Bars
+    from ascend_quant.terminal.progress import Bars
 
     if not jobs:
         return

@@ -14,9 +14,9 @@ from ascend_quant.convert.quantizer import Quantizer, check_device, open_device
 from ascend_quant.convert.shard_file import Layout, size
 from ascend_quant.convert.source import MANIFEST, in_bf16, open_source, other_files, plain_config, quantization
 from ascend_quant.convert.workers import default_workers, one_thread, write_shards
-from ascend_quant.names import Ignored
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.schemes import Scheme, get_scheme
+from ascend_quant.schemes.layer_names import Ignored
 
 SINGLE = "model.safetensors"  # which needs no index
 INDEX = "model.safetensors.index.json"

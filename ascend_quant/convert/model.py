@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ascend_quant.documents import read_json
+from ascend_quant.files.documents import read_json
 from ascend_quant.profile.checkpoints import BadCheckpoint
 
 INDEX = "model.safetensors.index.json"

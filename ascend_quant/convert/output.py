@@ -16,7 +16,7 @@ from pathlib import Path
 from ascend_quant.convert.formats import Spec
 from ascend_quant.convert.shard_file import Digest, Layout, digest_of
 from ascend_quant.convert.source import MANIFEST
-from ascend_quant.documents import read_json
+from ascend_quant.files.documents import read_json
 from ascend_quant.profile.checkpoints import BadCheckpoint
 
 WRITING = ".writing"

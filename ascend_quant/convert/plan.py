@@ -17,11 +17,11 @@ from ascend_quant.convert.pieces import Copy, Dequantize, Part, Piece, Quantize
 from ascend_quant.convert.quantized import Quantized
 from ascend_quant.convert.shard_file import size
 from ascend_quant.convert.source import becoming_bf16
-from ascend_quant.names import BUILT_PLAIN, HEAD, ROUTERS, Ignored, layers_of
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.profile.scales import FLOATS
 from ascend_quant.schemes import Scheme, definition_of
-from ascend_quant.tensors import one_by_one
+from ascend_quant.schemes.layer_names import BUILT_PLAIN, HEAD, ROUTERS, Ignored, layers_of
+from ascend_quant.schemes.tensors import one_by_one
 
 STACKS = ("gate_up_proj", "down_proj")
 HEADS = ("lm_head", "head", "score", "classifier", "v_head")

@@ -23,7 +23,7 @@ from ascend_quant.refit import Refit, RefitError
 from ascend_quant.refit.matrices import offset_in
 from ascend_quant.refit.plan import Entry, together
 from ascend_quant.refit.resident import ResidentWeight
-from ascend_quant.tensors import FLOATS, one_by_one
+from ascend_quant.schemes.tensors import FLOATS, one_by_one
 from ascend_quant.transfer import prequantized
 from ascend_quant.transfer.validate import NamedTensor, check_sent, made_plain
 

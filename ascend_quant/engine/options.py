@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from ascend_quant.names import Ignored, PatternError
 from ascend_quant.schemes import get_scheme
+from ascend_quant.schemes.layer_names import Ignored, PatternError
 from ascend_quant.schemes.registry import KV_CACHES
 
 NAME = "ascend_quant"  # of the quantization method, with engines

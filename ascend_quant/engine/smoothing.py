@@ -21,7 +21,7 @@ from ascend_quant.profile.rules import Profile, Rule
 from ascend_quant.refit import Check, Received, RefitError
 from ascend_quant.refit.plan import Entry
 from ascend_quant.refit.resident import ResidentWeight
-from ascend_quant.tensors import FLOATS, one_by_one
+from ascend_quant.schemes.tensors import FLOATS, one_by_one
 from ascend_quant.transfer.validate import NamedTensor, checked
 
 logger = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ modules.py            how a module's class is changed in place, and what is know
 linear.py             W8A8 linear layers, cut as the engine's tensor parallel ranks cut them
 experts.py            routers and experts
 elementwise.py        RMSNorm, SiLU * up, and the angles of rotary embeddings
+packing.py            the sequences of a packed or padded micro-batch
 attention.py          attention within each sequence by the engine's kernel, registered with transformers
 log_probs.py          log-probabilities as the engine's sampler takes them
 apply.py              all of them on a model, and what is refused

@@ -11,9 +11,9 @@ from ascend_quant.exact.experts import ExactExperts, ExactRouter, holds_experts,
 from ascend_quant.exact.linear import INT8, ROW_PARALLEL, ExactLinear
 from ascend_quant.exact.modules import exact_class
 from ascend_quant.kernels.engine_products import engine_product
-from ascend_quant.names import ROUTERS, Unquantized
 from ascend_quant.qat.layers import layers_to_quantize
 from ascend_quant.qat.modules import named_modules
+from ascend_quant.schemes.layer_names import ROUTERS, Unquantized
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")  # whose other arithmetic has been compared
 ROPES = ("default", "llama3")

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from ascend_quant import packing
+from ascend_quant.exact import packing
+from ascend_quant.exact.packing import Sequences
 from ascend_quant.exact.straight_through import gradients_of, straight_through
 from ascend_quant.kernels.engine_products import engine_product
-from ascend_quant.packing import Sequences
 
 NAME = "ascend_quant_exact"  # with transformers
 REFUSED = ("softcap", "s_aux", "sliding_window")  # arguments of transformers' that change what is computed

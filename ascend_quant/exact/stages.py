@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ascend_quant.names import FUSED, FUSED_INTO
 from ascend_quant.qat.modules import named_modules
+from ascend_quant.schemes.layer_names import FUSED, FUSED_INTO
 
 MODULE = re.compile(
     r"(?:^|\.)(layers\.\d+\.(?:input_layernorm|post_attention_layernorm"

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from ascend_quant.documents import read_json
+from ascend_quant.files.documents import read_json
 from ascend_quant.profile.checkpoints import BadCheckpoint
 
 CONFIG = "fsdp_config.json"

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from ascend_quant.convert.model import Expected
-from ascend_quant.documents import read_json
 from ascend_quant.export.fsdp import Shards
+from ascend_quant.files.documents import read_json
 from ascend_quant.profile.checkpoints import BadCheckpoint
 
 META = "lora_train_meta.json"

@@ -19,7 +19,7 @@ import torch
 from ascend_quant.convert.pieces import not_finite
 from ascend_quant.export.torch_dist import TorchDist
 from ascend_quant.profile.checkpoints import BadCheckpoint
-from ascend_quant.tensors import FLOATS
+from ascend_quant.schemes.tensors import FLOATS
 
 LAYERS = "decoder.layers."
 EXPERTS = ".experts.experts."

@@ -19,11 +19,11 @@ import torch
 from ascend_quant.convert.model import Expected, read_config, shapes
 from ascend_quant.convert.pieces import not_finite
 from ascend_quant.convert.source import other_files, plain_config
-from ascend_quant.documents import read_text
 from ascend_quant.export.fsdp import CONFIG, Shards
 from ascend_quant.export.lora import merged
 from ascend_quant.export.megatron import Names, Slice, slices
 from ascend_quant.export.torch_dist import TorchDist
+from ascend_quant.files.documents import read_text
 from ascend_quant.profile.checkpoints import BadCheckpoint
 
 FILE_BYTES = 4 << 30

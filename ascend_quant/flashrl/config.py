@@ -16,10 +16,10 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator, model_validator
 
-from ascend_quant.documents import BadDocument, parse_yaml, read_yaml
+from ascend_quant.files.documents import BadDocument, parse_yaml, read_yaml
+from ascend_quant.files.whole_file import write_whole
 from ascend_quant.flashrl.files import ConfigError, find, find_profile, is_profile_here
 from ascend_quant.flashrl.functions import FUNCTIONS, Function
-from ascend_quant.whole_file import write_whole
 
 QUANTIZATION = "ascend_quant"  # our plugin's name in vLLM
 HUB_CONFIG = "flashrl_config.yaml"  # FlashRL's name for it in the repositories on the hub

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import torch
 
-from ascend_quant.documents import BadDocument, parse_json, read_text
+from ascend_quant.files.documents import BadDocument, parse_json, read_text
+from ascend_quant.files.whole_file import write_whole
 from ascend_quant.kernels.tuned_reader import BadTable, Choice, ChoicesReader
-from ascend_quant.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 

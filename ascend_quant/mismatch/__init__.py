@@ -1,4 +1,6 @@
-"""`ascend-quant mismatch`: the distance between the quantized and the BF16 policy, with the metrics of estimators.py.
+"""`ascend-quant mismatch`: the distance between the quantized and the BF16 policy.
+
+The metrics are those of integrations/verl/metrics/estimators.py.
 
 measure.py      which engines sample and score, and the report that comes of it
 prompts.py      what the engines are asked, built in or from a file, as token ids

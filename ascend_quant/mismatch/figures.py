@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ascend_quant.estimators import mismatch, sequence_weights
+from ascend_quant.integrations.verl.metrics.estimators import mismatch, sequence_weights
 
 EDGES = (64, 256, 1024, 4096, 16384)  # positions at which a range ends; the last range is open
 
@@ -94,5 +94,5 @@ def _vectors(sequences: Sequence[dict[str, Any]], policy: str) -> list[torch.Ten
 
 
 def _k3(difference: torch.Tensor) -> torch.Tensor:
-    """Each token's term of the k3 estimate (estimators.py)."""
+    """Each token's term of the k3 estimate (verl/metrics/estimators.py)."""
     return torch.expm1(-difference) + difference

@@ -19,8 +19,8 @@ from ascend_quant.mismatch import engines, prompts
 from ascend_quant.mismatch.engines import Task
 from ascend_quant.mismatch.figures import figures
 from ascend_quant.mismatch.layer_errors import ranked
-from ascend_quant.progress import waiting
 from ascend_quant.schemes import get_scheme
+from ascend_quant.terminal.progress import waiting
 
 LAYER_TOKENS = 512  # that the layers are looked at with
 EXTENSION = "ascend_quant.mismatch.watch.Extension"

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ascend_quant.estimators import THRESHOLD
+from ascend_quant.integrations.verl.metrics.estimators import THRESHOLD
 
 WORST = 10  # layers in the table
 MIB = 1 << 20

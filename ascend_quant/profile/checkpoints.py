@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ascend_quant.documents import is_object, read_json
+from ascend_quant.files.documents import is_object, read_json
 
 if TYPE_CHECKING:
     import torch

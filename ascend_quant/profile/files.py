@@ -18,11 +18,11 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ascend_quant.documents import BadDocument, read_json
+from ascend_quant.files.documents import BadDocument, read_json
+from ascend_quant.files.whole_file import write_whole
 from ascend_quant.profile import equivalence
 from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.profile.rules import ARITHMETICS, PARTS, Profile, Rule
-from ascend_quant.whole_file import write_whole
 
 KEYS = {"input_scale", "output_scale", "type"}
 CLOSE = 1e-6  # float32: output_scale * weight_scale is 1 without an output factor

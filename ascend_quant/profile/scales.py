@@ -6,7 +6,7 @@ import torch
 from pydantic import BaseModel, Field, ValidationError
 
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
-from ascend_quant.tensors import FLOATS as TORCH_FLOATS
+from ascend_quant.schemes.tensors import FLOATS as TORCH_FLOATS
 
 METHOD = "compressed-tensors"
 ZERO_POINTS = ("weight_zero_point", "weight_offset")

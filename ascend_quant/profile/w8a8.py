@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ascend_quant.documents import read_json
+from ascend_quant.files.documents import read_json
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.profile.scales import FLOATS, check_scale, check_symmetric, read_groups
 

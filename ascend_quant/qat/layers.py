@@ -10,10 +10,10 @@ from functools import partial
 import torch
 from torch import nn
 
-from ascend_quant.names import Ignored, Unquantized, keeps_its_dtype, layers_of
 from ascend_quant.qat.modules import Applied, Candidate, Weight, candidates, install, named_modules
 from ascend_quant.qat.straight_through import fake_quantize, trainable_scheme
 from ascend_quant.schemes import Scheme
+from ascend_quant.schemes.layer_names import Ignored, Unquantized, keeps_its_dtype, layers_of
 
 
 def apply_fake_quantization(model: nn.Module, scheme: str | Scheme, ignore: Sequence[str] = ()) -> Applied:
@@ -22,8 +22,8 @@ def apply_fake_quantization(model: nn.Module, scheme: str | Scheme, ignore: Sequ
     Args:
         model: before or after FSDP has wrapped it.
         scheme: one of `qat.SCHEMES`.
-        ignore: layers that keep their dtype, see `ascend_quant.names`. Give the engine's own, so that both quantize the
-            same layers.
+        ignore: layers that keep their dtype, see `schemes.layer_names`. Give the engine's own, so that both quantize
+            the same layers.
 
     Raises:
         UnknownScheme, ValueError: see `modules.install`.

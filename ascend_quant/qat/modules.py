@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ascend_quant.names import Unquantized
 from ascend_quant.schemes import Scheme
+from ascend_quant.schemes.layer_names import Unquantized
 
 WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")  # what they add to names
 

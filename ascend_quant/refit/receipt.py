@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from ascend_quant.names import LeftOut, Unquantized
+from ascend_quant.schemes.layer_names import LeftOut, Unquantized
 
 
 class Report(Protocol):

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ascend_quant.tensors import one_by_one
+from ascend_quant.schemes.tensors import one_by_one
 from ascend_quant.transfer.validate import NamedTensor
 
 

@@ -17,7 +17,7 @@ from ascend_quant.kernels.storage import WeightLayout
 from ascend_quant.kernels.writes import CopyWrite, Fp8Write, Int8Write, PrequantizedWrite, RowWrite
 from ascend_quant.refit.matrices import Piece, matrices_of, offset_in
 from ascend_quant.refit.row_buffer import RowBuffer
-from ascend_quant.tensors import FLOATS
+from ascend_quant.schemes.tensors import FLOATS
 from ascend_quant.transfer.errors import RefitError
 from ascend_quant.transfer.prequantized import TAIL, sent_shape
 

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 import torch
 
 from ascend_quant.kernels.writes import RowWrite
-from ascend_quant.names import LeftOut, Unquantized
 from ascend_quant.refit.batch import Batch
 from ascend_quant.refit.check import Check
 from ascend_quant.refit.plan import Entry, Plan, edges_of
@@ -24,6 +23,7 @@ from ascend_quant.refit.receipt import Receipt
 from ascend_quant.refit.received import Received
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.refit.serving_state import Parameters, ServingState
+from ascend_quant.schemes.layer_names import LeftOut, Unquantized
 from ascend_quant.transfer.errors import RefitError
 from ascend_quant.transfer.validate import NamedTensor, checked, sent_twice
 

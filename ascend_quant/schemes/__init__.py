@@ -3,10 +3,13 @@
 scheme.py       the row that names a scheme, and the numbers of rules
 definition.py   what a family defines
 registry.py     what is registered; names of what keys and values are kept in
-arithmetic.py   what families share; only this needs torch when it is imported
+arithmetic.py   what families share
+layer_names.py  layers that are quantized or ignored, by the names of checkpoints, trainers and engines
+tensors.py      dtypes of the weights that are quantized; a layer's experts, stacked or one by one
 int8.py, fp8.py, fp8_block.py, int4.py, bf16.py
 
-The launcher reads names and rows on machines without torch, so importing this package does not import torch.
+The launcher reads names and rows on machines without torch, so importing this package does not import torch: only
+arithmetic.py and tensors.py do.
 How to add a scheme: docs/extend.md.
 """
 

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ascend_quant.documents import BadDocument, is_array, is_object, parse_json
+from ascend_quant.files.documents import BadDocument, is_array, is_object, parse_json
 from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.events import HostCopy
-from ascend_quant.names import Unquantized
 from ascend_quant.oracle import PRIME, add_digests
+from ascend_quant.schemes.layer_names import Unquantized
 from ascend_quant.transfer.errors import RefitError
 from ascend_quant.transfer.validate import NamedTensor, check_sent
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 
-from ascend_quant.documents import is_array, parse_json
+from ascend_quant.files.documents import is_array, parse_json
 from ascend_quant.transfer.checksums import DTYPES
 from ascend_quant.transfer.delta_base import Ahead, Base, Layout
 from ascend_quant.transfer.errors import RefitError

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ascend_quant.tensors import FLOATS
+from ascend_quant.schemes.tensors import FLOATS
 from ascend_quant.transfer.errors import RefitError
 
 NamedTensor = tuple[str, torch.Tensor]

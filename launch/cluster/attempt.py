@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from ipaddress import ip_address
 
-from ascend_quant.exits import FAILED, INTERRUPTED, NOT_FORMED
+from ascend_quant.terminal.exits import FAILED, INTERRUPTED, NOT_FORMED
 from launch.cluster.hosts import HostState, Missing, Outcome, Progress, dead, differing, missing, verdict
 from launch.cluster.record import Logs, Record, Status
 from launch.cluster.transport import Channel, command_of, end_on, may_pass, reason

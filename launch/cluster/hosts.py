@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ascend_quant.exits import DONE, FAILED
+from ascend_quant.terminal.exits import DONE, FAILED
 from launch.cause import Cause, is_consequence, of_log
 from launch.cluster.record import DRIVER, Logs, Status, plain
 from launch.cluster.transport import Channel

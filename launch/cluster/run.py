@@ -21,8 +21,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ascend_quant.exits import DONE, FAILED, INTERRUPTED, NOT_FORMED, WRONG_USE
-from ascend_quant.progress import waiting
+from ascend_quant.terminal.exits import DONE, FAILED, INTERRUPTED, NOT_FORMED, WRONG_USE
+from ascend_quant.terminal.progress import waiting
 from launch import LaunchError
 from launch.cause import Cause
 from launch.cluster.attempt import Attempt, Desk, Interrupt

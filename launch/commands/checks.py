@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from ascend_quant.exits import DONE, FAILED, NOT_REACHED, WRONG_USE, fail
-from ascend_quant.whole_file import why_no_file, write_whole
+from ascend_quant.files.whole_file import why_no_file, write_whole
+from ascend_quant.terminal.exits import DONE, FAILED, NOT_REACHED, WRONG_USE, fail
 from launch.commands.recipe import Changes, of_data
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def doctor(
     """
     from rich.console import Console
 
-    from ascend_quant.progress import waiting
+    from ascend_quant.terminal.progress import waiting
     from launch import LaunchError
     from launch.doctor.checking import show
     from launch.doctor.hosts import examine

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ascend_quant.exits import FAILED, WRONG_USE, fail
+from ascend_quant.terminal.exits import FAILED, WRONG_USE, fail
 
 WIDTH = 110  # of the table: a name that is cut off can not be copied
 RecipeName = Annotated[str, typer.Argument(help="A recipe's name, or the path of a .yaml file.")]
@@ -128,7 +128,7 @@ def data(
     from rich.console import Console
     from rich.progress import TaskID
 
-    from ascend_quant.progress import Bars
+    from ascend_quant.terminal.progress import Bars
     from launch import LaunchError
     from launch.data import prepare
 

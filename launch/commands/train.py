@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ascend_quant.exits import FAILED, WRONG_USE, fail
+from ascend_quant.terminal.exits import FAILED, WRONG_USE, fail
 from launch.commands.recipe import Changes, DataOption, RecipeName, of_data
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def show(plan: "Plan", as_json: bool) -> int:
     Raises:
         LaunchError: verl would refuse the job's settings, a line each.
     """
-    from ascend_quant.progress import waiting
+    from ascend_quant.terminal.progress import waiting
     from launch import LaunchError
     from launch.cluster.transport import ask
     from launch.plan.dry_run import ask_all, described, text

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, TaskID
 from rich.table import Table
 
-from ascend_quant.progress import Bars
+from ascend_quant.terminal.progress import Bars
 from launch import LaunchError
 from launch.demo.task import write_parquet
 from launch.demo.training import QAT, Choices, is_corrected, is_exact, read_lines, scheme_of, train

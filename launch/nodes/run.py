@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 import psutil
 
-from ascend_quant.exits import DONE, FAILED, NOT_FORMED, WRONG_USE
+from ascend_quant.terminal.exits import DONE, FAILED, NOT_FORMED, WRONG_USE
 from launch import LaunchError, network, port_guard
 from launch.doctor import hosts
 from launch.nodes import head, ray_node, worker

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from ascend_quant.documents import BadDocument, parse_yaml, read_yaml
+from ascend_quant.files.documents import BadDocument, parse_yaml, read_yaml
 from ascend_quant.integrations.verl import EXACT
 from launch import ROOT, LaunchError
 from launch.recipes.fields import Recipe

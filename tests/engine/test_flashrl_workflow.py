@@ -12,7 +12,7 @@ from engines import engine, logprobs
 from models import checkpoint, fused, is_quantized, make, save
 from typer.testing import CliRunner
 
-from ascend_quant.cli import app
+from ascend_quant.commands.app import app
 
 HERE = Path(__file__).parent
 

@@ -9,7 +9,7 @@ from engines import engine, logprobs, prompts
 from models import KINDS, make
 from oracle_model import logprobs as oracle_logprobs
 
-from ascend_quant.estimators import mismatch
+from ascend_quant.integrations.verl.metrics.estimators import mismatch
 
 WHOLE = {"intermediate_size": 256, "moe_intermediate_size": 128, "num_key_value_heads": 4}  # blocks and groups
 MODELS = [

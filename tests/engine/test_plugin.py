@@ -16,8 +16,8 @@ from ascend_quant.integrations.vllm.layers.moe import refuse_unservable
 from ascend_quant.integrations.vllm.layers.plain import PlainLinearMethod, RouterMethod
 from ascend_quant.integrations.vllm.serving import calls, requests
 from ascend_quant.integrations.wrapping import install
-from ascend_quant.names import Unquantized
 from ascend_quant.refit import RefitError
+from ascend_quant.schemes.layer_names import Unquantized
 
 
 def dtypes(llm):

@@ -8,7 +8,7 @@ from itertools import dropwhile
 
 import typer
 
-from ascend_quant.cli import app as tools
+from ascend_quant.commands.app import app as tools
 from launch.commands import app as run
 
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.M | re.DOTALL)

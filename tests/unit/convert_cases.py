@@ -8,10 +8,10 @@ from safetensors.torch import load_file, save_file
 
 from ascend_quant import oracle
 from ascend_quant.convert import Request, Summary, convert
-from ascend_quant.documents import BadDocument
-from ascend_quant.names import PatternError
+from ascend_quant.files.documents import BadDocument
 from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.schemes import SCHEMES
+from ascend_quant.schemes.layer_names import PatternError
 
 REFUSED = (BadCheckpoint, BadDocument, PatternError)  # what the command says in one line
 QUANTIZED = tuple(name for name, scheme in SCHEMES.items() if scheme.quantized)

@@ -35,7 +35,7 @@ from ascend_quant.advise.roofline import (
     gains,
     on_paper,
 )
-from ascend_quant.cli import app
+from ascend_quant.commands.app import app
 from benchmarks.measured import rows
 from benchmarks.models import get_model
 from launch.recipes import Paths, load, names, resolve

@@ -7,7 +7,7 @@ import typer
 from command_cases import commands
 from typer.testing import CliRunner
 
-from ascend_quant.cli import app
+from ascend_quant.commands.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("doctor", "flashrl", "low_precision", "troubleshooting")

@@ -82,7 +82,7 @@ def test_what_cannot_be_converted_ends_with_1_and_one_line(source, tmp_path, mon
 
 
 def test_texts_are_utf_8_whatever_the_locale(source, tmp_path):
-    command = "import sys; from ascend_quant.cli import app; app(sys.argv[1:])"
+    command = "import sys; from ascend_quant.commands.app import app; app(sys.argv[1:])"
     environment = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     words = ["convert", str(source), str(tmp_path / "out"), "--scheme", "int8"]
     subprocess.run([sys.executable, "-c", command, *words], env=environment, check=True, capture_output=True)

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascend_quant.documents import BadDocument, parse_json, parse_yaml, read_json, read_yaml
+from ascend_quant.files.documents import BadDocument, parse_json, parse_yaml, read_json, read_yaml
 
 TREES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text("abé: -#'\n", max_size=6),

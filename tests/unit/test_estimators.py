@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ascend_quant.estimators import mismatch, sequence_weights
+from ascend_quant.integrations.verl.metrics.estimators import mismatch, sequence_weights
 
 
 def exact_samples(counts: list[int], train: list[float]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ascend_quant import oracle, packing
-from ascend_quant.exact import attention, experts, linear
+from ascend_quant import oracle
+from ascend_quant.exact import attention, experts, linear, packing
 from ascend_quant.exact.attention import by_sequence
 from ascend_quant.exact.straight_through import gradients_of, straight_through
 from ascend_quant.kernels import engine_products

@@ -15,8 +15,8 @@ from ascend_quant.integrations.verl.metrics.renamed import GONE_IN, RENAMED
 from ascend_quant.integrations.verl.metrics.replica_mismatch import replica_mismatch
 from ascend_quant.integrations.verl.metrics.start_up import LOGGED, STARTED, StartUp
 from ascend_quant.kv_cache.scales import Scales
-from ascend_quant.names import LeftOut, Unquantized
 from ascend_quant.refit import Receipt
+from ascend_quant.schemes.layer_names import LeftOut, Unquantized
 from launch import ROOT
 
 PAGES = [ROOT / "docs" / name for name in ("metrics.md", "metrics.zh.md")]

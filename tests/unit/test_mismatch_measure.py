@@ -10,7 +10,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from ascend_quant.commands.mismatch import mismatch
-from ascend_quant.documents import BadDocument
+from ascend_quant.files.documents import BadDocument
 from ascend_quant.mismatch import engines, measure, prompts
 from ascend_quant.mismatch.measure import Settings
 from ascend_quant.mismatch.prompts import EXAMPLES, Vocabulary, encode, evenly, read

@@ -11,7 +11,7 @@ import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from ascend_quant.console import COMMANDS, ENGINE
+from ascend_quant.cli import COMMANDS, ENGINE
 
 ROOT = Path(__file__).parents[2]
 # A process that cannot import some modules: `only` those named first and Python's own are there, or all are but those.
@@ -25,7 +25,7 @@ class Blocked:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Blocked())
 """
-STARTED = "from ascend_quant.console import main; sys.argv[0] = 'ascend-quant'; main()"
+STARTED = "from ascend_quant.cli import main; sys.argv[0] = 'ascend-quant'; main()"
 
 
 @cache
@@ -73,7 +73,9 @@ CALLS = {  # a command that needs it, before it does anything else
 @pytest.mark.parametrize("name", CALLS)
 def test_a_missing_library_is_one_line_that_says_what_to_install(name: str, tmp_path):
     arguments = [word.format(folder=tmp_path) for word in CALLS[name]]
-    needed = f"import ascend_quant.cli as cli; cli.app = lambda: __import__({name!r})\n" if name in ENGINE else ""
+    needed = (
+        f"from ascend_quant.commands import app; app.app = lambda: __import__({name!r})\n" if name in ENGINE else ""
+    )
     done = run("without", name, needed + STARTED, *arguments)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2 and name in line and "-m pip install" in line

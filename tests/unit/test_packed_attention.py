@@ -11,7 +11,7 @@ pytest.importorskip("verl", reason="packed attention is the verl adapter's")
 
 import transformers
 
-from ascend_quant import packing
+from ascend_quant.exact import packing
 from ascend_quant.integrations.verl.training import packed_attention
 from ascend_quant.integrations.verl.training.attention_settings import PACKED
 

@@ -21,7 +21,7 @@ def check_rank(rank: int, folder) -> None:
     join(rank, RANKS, folder)
     import verl  # noqa: F401  the plugin brings the cpu platform
 
-    from ascend_quant import packing
+    from ascend_quant.exact import packing
     from ascend_quant.integrations.verl.training import packed_attention
 
     expected = expected_gradients()

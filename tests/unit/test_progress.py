@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from ascend_quant import progress
-from ascend_quant.progress import Bars, waiting
+from ascend_quant.terminal import progress
+from ascend_quant.terminal.progress import Bars, waiting
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from naming import has_line_naming, line_naming
 
 from ascend_quant import oracle
-from ascend_quant.names import Unquantized
 from ascend_quant.refit import RefitError
+from ascend_quant.schemes.layer_names import Unquantized
 from ascend_quant.transfer import checksums
 from ascend_quant.transfer.checksums import FORMAT, SENT, Digest, Digests, Receiving, compare, decode, encode, sending
 

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ascend_quant import oracle, qat
-from ascend_quant.names import PatternError, Unquantized, keeps_its_dtype
 from ascend_quant.qat.variables import QatVariableError
 from ascend_quant.schemes import UnknownScheme, get_scheme
+from ascend_quant.schemes.layer_names import PatternError, Unquantized, keeps_its_dtype
 
 
 @pytest.mark.parametrize("name", qat.SCHEMES)

@@ -27,7 +27,7 @@ from smoke_cases import logged
 from typer.testing import CliRunner
 
 from ascend_quant import oracle
-from ascend_quant.cli import app as commands
+from ascend_quant.commands.app import app as commands
 from ascend_quant.kernels import cpu
 from ascend_quant.refit import Refit
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ascend_quant import exits
+from ascend_quant.terminal import exits
 from launch import ROOT
 
 PAGES = [ROOT / "docs" / name for name in ("troubleshooting.md", "troubleshooting.zh.md")]

@@ -27,9 +27,9 @@ from ascend_quant.integrations.verl.sending.sync_metrics import slowest_of
 from ascend_quant.integrations.verl.sending.weight_sender import WeightSender
 from ascend_quant.integrations.verl.settings import Patches
 from ascend_quant.kv_cache.scales import FP8
-from ascend_quant.names import Unquantized
 from ascend_quant.refit import RefitError
 from ascend_quant.schemes import SCHEMES
+from ascend_quant.schemes.layer_names import Unquantized
 from ascend_quant.transfer import prequantized
 from ascend_quant.transfer.checksums import SENT, Receiving, sending
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ascend_quant.whole_file import write_whole
+from ascend_quant.files.whole_file import write_whole
 
 
 def test_text_and_bytes(tmp_path):

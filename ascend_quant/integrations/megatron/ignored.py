@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 import torch.distributed as dist
 from torch import nn
 
-from ascend_quant.names import (
+from ascend_quant.qat.modules import Candidate
+from ascend_quant.schemes import Scheme
+from ascend_quant.schemes.layer_names import (
     Ignored,
     Layer,
     PatternError,
@@ -19,8 +21,6 @@ from ascend_quant.names import (
     layer_of,
     layers_of,
 )
-from ascend_quant.qat.modules import Candidate
-from ascend_quant.schemes import Scheme
 
 DECODER_LAYER = re.compile(r"(.*\.)?decoder\.layers\.\d+")
 

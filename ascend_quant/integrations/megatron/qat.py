@@ -44,7 +44,7 @@ def apply_fake_quantization(
     Args:
         models: the parts of the model on this rank, in Megatron's wrappers or not.
         scheme: one of `qat.SCHEMES`.
-        ignore: layers that keep their dtype, by the names of a checkpoint or the engine (see `ascend_quant.names`), or
+        ignore: layers that keep their dtype, by the names of a checkpoint or the engine (see `schemes.layer_names`), or
             by Megatron's ("decoder.layers.0.mlp.linear_fc1"). Heads and routers keep it always.
 
     Raises:

@@ -4,7 +4,7 @@
         hf_overrides={"quantization_config": {"quant_method": "ascend_quant", "scheme": "int8", "ignore": [..]}})
 
 All options: options.py. `ignore` takes vLLM's usual patterns: a layer's full name, or "re:" and a regular expression;
-names are the engine's or a checkpoint's, see `ascend_quant.names`.
+names are the engine's or a checkpoint's, see `ascend_quant.schemes.layer_names`.
 `profile` is a file that `ascend-quant profile` has written; with `frozen_scales` its scales are used, otherwise every
 refit finds its own.
 Embeddings, lm_head, norms, MoE routers, the towers of other modalities and drafters always keep their dtype.
@@ -33,9 +33,9 @@ from ascend_quant.integrations.vllm.layers.plain import (
     RouterMethod,
 )
 from ascend_quant.kv_cache.scales import Buffers
-from ascend_quant.names import ROUTERS, Ignored, Layer, PatternError, experts_of, layer_of
 from ascend_quant.refit import RefitError
 from ascend_quant.schemes import get_scheme
+from ascend_quant.schemes.layer_names import ROUTERS, Ignored, Layer, PatternError, experts_of, layer_of
 
 logger = logging.getLogger(__name__)
 

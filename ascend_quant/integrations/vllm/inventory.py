@@ -21,10 +21,10 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from ascend_quant.engine.layout import layouts_of
 from ascend_quant.engine.unmatched import HEAD, TiedHead, UnmatchedWeights
 from ascend_quant.integrations.vllm.compat import ENCODER_ATTENTION, EXPERTS_LAYER, MLA_LAYER, AttentionLayer
-from ascend_quant.names import Unquantized
 from ascend_quant.refit import RefitError, resident_class
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.schemes import Scheme
+from ascend_quant.schemes.layer_names import Unquantized
 
 DERIVES_NOTHING = (AttentionLayer, MLA_LAYER, ENCODER_ATTENTION)  # that mla.py does not see to
 LAYERS = (LinearBase, VocabParallelEmbedding, EXPERTS_LAYER)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ascend_quant.estimators import mismatch
+from ascend_quant.integrations.verl.metrics.estimators import mismatch
 
 logger = logging.getLogger(__name__)
 

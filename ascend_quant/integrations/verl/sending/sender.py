@@ -22,8 +22,8 @@ from ascend_quant.integrations.verl.sending.weight_sender import WeightSender, o
 from ascend_quant.integrations.verl.settings import NAIVE
 from ascend_quant.integrations.verl.training.hooks import WITH_EXACT_TEMPERATURE
 from ascend_quant.integrations.wrapping import install
-from ascend_quant.names import Unquantized
 from ascend_quant.schemes import Scheme
+from ascend_quant.schemes.layer_names import Unquantized
 from ascend_quant.transfer.checksums import prepare
 from ascend_quant.transfer.validate import NamedTensor
 

@@ -25,8 +25,8 @@ from ascend_quant.integrations.verl.sending.options import SendOptions
 from ascend_quant.integrations.verl.sending.prestage import Offloaded
 from ascend_quant.integrations.verl.sending.sync_metrics import SyncMetrics
 from ascend_quant.integrations.verl.sending.wire_format import WireFormat, kept_by
-from ascend_quant.names import Unquantized
 from ascend_quant.schemes import Scheme
+from ascend_quant.schemes.layer_names import Unquantized
 from ascend_quant.transfer import prequantized
 from ascend_quant.transfer.checksums import Digests, digests_message
 from ascend_quant.transfer.delta import Sender

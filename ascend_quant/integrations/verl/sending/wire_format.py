@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from ascend_quant.names import HEADS, ROUTERS, keeps_its_dtype
 from ascend_quant.schemes import Scheme
-from ascend_quant.tensors import one_by_one
+from ascend_quant.schemes.layer_names import HEADS, ROUTERS, keeps_its_dtype
+from ascend_quant.schemes.tensors import one_by_one
 from ascend_quant.transfer.prequantized import coded, codes_dtype, sent_name
 from ascend_quant.transfer.validate import NamedTensor, check_sent
 

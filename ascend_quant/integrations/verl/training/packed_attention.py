@@ -24,13 +24,13 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 from verl.utils import ulysses
 
-from ascend_quant import packing
+from ascend_quant.exact import packing
 from ascend_quant.exact.attention import NAME as EXACT
 from ascend_quant.exact.attention import by_sequence
+from ascend_quant.exact.packing import Sequences
 from ascend_quant.integrations.verl.training import hooks
 from ascend_quant.integrations.verl.training.attention_settings import PACKED
 from ascend_quant.integrations.wrapping import install
-from ascend_quant.packing import Sequences
 
 # torch 2.13 refuses fewer key than query heads unless told; 2.11 takes them as they are.
 GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import torch
 
+from ascend_quant.exact.packing import Sequences
 from ascend_quant.integrations.vllm.exact.attention import SPLIT_HEADS, each_query
 from ascend_quant.kernels import engine_products
-from ascend_quant.packing import Sequences
 
 BLOCK = 128  # tokens of a page, vLLM's own size on CPUs
 

@@ -19,9 +19,17 @@ from torch import nn
 from vllm.model_executor.layers.quantization.compressed_tensors.utils import should_ignore_layer
 
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
-from ascend_quant.names import FUSED, Ignored, PatternError, Unquantized, from_megatron, keeps_its_dtype, layers_of
 from ascend_quant.qat import apply_fake_quantization
 from ascend_quant.refit import RefitError
+from ascend_quant.schemes.layer_names import (
+    FUSED,
+    Ignored,
+    PatternError,
+    Unquantized,
+    from_megatron,
+    keeps_its_dtype,
+    layers_of,
+)
 
 SIZES = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 16}
 EXPERTS = {"moe_intermediate_size": 64, "num_experts_per_tok": 2}
