@@ -95,7 +95,7 @@ def refit_by_plan(matrices: Sequence[Matrix]) -> Call:
             for group in together(named):
                 if rest := refit.place(group):
                     raise RuntimeError(f"{rest[0][0]} does not go by the plan that it was put in: a bug")
-                refit.flush()
+                refit.batch.flush()
 
     return run
 

@@ -25,7 +25,7 @@ from ascend_quant.refit.plan import Entry, together
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.schemes.tensors import FLOATS, one_by_one
 from ascend_quant.transfer import prequantized
-from ascend_quant.transfer.validate import NamedTensor, check_sent, made_plain
+from ascend_quant.transfer.validate import NamedTensor, made_plain
 
 COPY = torch.ops.aten.copy_.default
 FILL = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
@@ -57,13 +57,16 @@ class Loading(TorchDispatchMode):
         self.refit, self.residents, self.shards, self.unmatched = refit, residents, shards, unmatched
         self.stacked, self.smoothing = stacked, smoothing
         self.source: Source | None = None
-        self._flushing = False
 
     def feed(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
         """Write tensors by plan; pass the others to the engine's loaders, and check that each was written."""
-        for group in together(self.refit.take(weights)):
-            for name, sent in self.refit.place(self.unmatched.apart(group, self._flush)):
-                check_sent(name, sent)
+        if self.refit.stages:
+            weights = self.refit.take(weights)
+        flush = self.refit.batch.flush
+        for group in together(weights):
+            if self.unmatched.head is not None:
+                group = self.unmatched.head.apart(group, flush)
+            for name, sent in self.refit.place(group):
                 own_name, coded = prequantized.parted(name)
                 plain = sent if coded else made_plain(sent)
                 tensor = prequantized.codes_of(name, sent) if coded else plain
@@ -72,14 +75,8 @@ class Loading(TorchDispatchMode):
                 yield from [(own_name, tensor)] if self.stacked else one_by_one(own_name, tensor)
                 self.finish()
                 if plain is not sent:
-                    self._flush()  # one copy at a time
-            self._flush()
-
-    def _flush(self) -> None:
-        """Start the refit's writes with this dispatch mode disabled."""
-        self._flushing = True
-        self.refit.flush()
-        self._flushing = False
+                    flush()  # one copy at a time
+            flush()
 
     @contextmanager
     def naming(self) -> Generator[None]:
@@ -160,7 +157,7 @@ class Loading(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if not self._flushing and (func is COPY or func in FILL):
+        if (func is COPY or func in FILL) and not self.refit.batch.is_flushing:
             target: torch.Tensor = args[0]
             key = storage_of(target)
             if key in self.residents and target.numel():
@@ -212,7 +209,7 @@ class Loading(TorchDispatchMode):
         else:
             source.entry.by_loader = True
         if not own:
-            self._flush()  # a loader's own tensor lives until it returns
+            self.refit.batch.flush()  # a loader's own tensor lives until it returns
 
     def _by_profile(
         self, source: "Source", resident: ResidentWeight, shard: torch.Tensor, own: bool

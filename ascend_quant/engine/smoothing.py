@@ -22,7 +22,7 @@ from ascend_quant.refit import Check, Received, RefitError
 from ascend_quant.refit.plan import Entry
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.schemes.tensors import FLOATS, one_by_one
-from ascend_quant.transfer.validate import NamedTensor, checked
+from ascend_quant.transfer.validate import NamedTensor
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,6 @@ class Smoothing(Check):
 
     def take(self, weights: Iterable[NamedTensor], received: Received) -> Iterable[NamedTensor]:
         """Return the smoothed tensors, one at a time; they are counted as they were sent."""
-        weights = list(checked(weights)) if isinstance(weights, (list, tuple)) else checked(weights)
         return self.through(weights, received.counted_once)
 
     def through(

@@ -37,6 +37,20 @@ class TiedHead:
         """A refit begins."""
         self._came, self._kept, self._differing = False, None, None
 
+    def apart(self, weights: Sequence[NamedTensor], flush: Callable[[], None]) -> Sequence[NamedTensor]:
+        """Return the weights without the head, which is compared after `flush` has started the queued writes.
+
+        Raises:
+            RefitError: see `take`.
+        """
+        heads = [tensor for name, tensor in weights if name == HEAD]
+        if not heads:
+            return weights
+        for tensor in heads:
+            flush()
+            self.take(tensor)
+        return [(name, tensor) for name, tensor in weights if name != HEAD]
+
     def take(self, tensor: torch.Tensor) -> None:
         """Compare the head with the embedding, whose writes are flushed; keep a copy if that has not arrived yet.
 
@@ -106,20 +120,6 @@ class UnmatchedWeights(Check):
         """Return whether a loader may leave a tensor of this name out."""
         return (self.head is not None and name == HEAD) or self._is_expert(name)
 
-    def apart(self, weights: Sequence[NamedTensor], flush: Callable[[], None]) -> Sequence[NamedTensor]:
-        """Return the weights without a tied head, which is compared after `flush` has started the queued writes.
-
-        Raises:
-            RefitError: see `TiedHead.take`.
-        """
-        if self.head is None or all(name != HEAD for name, _ in weights):
-            return weights
-        for name, tensor in weights:
-            if name == HEAD:
-                flush()
-                self.head.take(tensor)
-        return [(name, tensor) for name, tensor in weights if name != HEAD]
-
     def is_left_out(self, name: str, tensor: torch.Tensor, entries: Mapping[str, Entry]) -> bool:
         """Return whether a tensor can be ignored while no refit is open, so that it does not begin one.
 
@@ -132,7 +132,7 @@ class UnmatchedWeights(Check):
         return name in entries and entries[name].is_idle
 
     def may_be_skipped(self, name: str) -> bool:
-        """Return whether a loader may leave a tensor out by design; a tied head is only a weight, see `apart`."""
+        """Return whether a loader may leave a tensor out by design; a tied head is only a weight, see `TiedHead`."""
         return self.head is None or not name.startswith(HEAD.removesuffix("weight"))
 
     def leave_out(self, name: str) -> bool:

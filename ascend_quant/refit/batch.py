@@ -21,12 +21,16 @@ class Batch:
     Args:
         device: where the resident weights are.
         sparing: whether kernels use little workspace, since the engine may keep what the first load has allocated.
+
+    Attributes:
+        is_flushing: whether the writes to resident weights are the kernels' own.
     """
 
     def __init__(self, device: torch.device, sparing: bool = False):
         self.kernels = kernels_for(device)
         self.counters = self.kernels.Counters(device, sparing)
         self.clock = KernelClock(device)
+        self.is_flushing = False
         self._jobs: list[Job] = []
         self._single: list[tuple[RowWrite, torch.Tensor, int]] = []
         self._sources: list[tuple[str, int]] = []
@@ -36,25 +40,39 @@ class Batch:
         self._sources += sources
         return self.counters.new_slots(len(sources))
 
-    def add(self, writes: WriteBatch, tensors: Sequence[torch.Tensor], addresses: Sequence[int], first: int) -> None:
-        """Queue writes of tensors with consecutive numbers."""
+    def add(
+        self,
+        writes: WriteBatch,
+        sources: Sequence[tuple[str, int]],
+        tensors: Sequence[torch.Tensor],
+        addresses: Sequence[int],
+    ) -> None:
+        """Queue writes of tensors, which are registered as `new_sources` does."""
+        first = self.new_sources(sources)
         self._jobs.append(Job(writes, tensors, addresses, np.arange(first, first + len(tensors))))
 
     def add_single(self, write: RowWrite, source: torch.Tensor, number: int) -> None:
         """Queue a write."""
         self._single.append((write, source, number))
 
+    @torch.no_grad()
     def flush(self) -> None:
-        """Start all queued writes; if reading a counter needs no synchronization, check them at once."""
+        """Start all queued writes; their sources may be overwritten once the device's stream has passed this point.
+
+        If reading a counter needs no synchronization, what was written is checked at once.
+        """
         jobs, self._jobs = self._jobs, []
         if self._single:
             jobs.append(Job.of_each(*zip(*self._single, strict=True)))
             self._single = []
-        if jobs:
-            with self.clock.running():
-                self.kernels.write(jobs, self.counters)
-            if self.kernels.READS_ARE_FREE:
-                self.finish()
+        if not jobs:
+            return
+        self.is_flushing = True
+        with self.clock.running():
+            self.kernels.write(jobs, self.counters)
+        if self.kernels.READS_ARE_FREE:
+            self.finish()
+        self.is_flushing = False
 
     def finish(self) -> tuple[int, int, int]:
         """Wait for the writes.

@@ -50,7 +50,11 @@ class Check:
         return ()
 
     def take(self, weights: Iterable[NamedTensor], received: Received) -> Iterable[NamedTensor]:
-        """Return the tensors still to be written, a list for each list; the check keeps and counts the others."""
+        """Return the tensors still to be written, a list for each list; the check keeps and counts the others.
+
+        Args:
+            weights: each tensor has passed `check_sent`.
+        """
         return weights
 
     def transform(self) -> None:

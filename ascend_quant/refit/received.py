@@ -32,8 +32,15 @@ class Received:
         if self.tensors > tensors:
             self.tensors, self.bytes = tensors + 1, nbytes + sent.nbytes
 
-    def experts_one_by_one(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
-        """Yield the tensors, with stacked experts split into single ones."""
-        for name, tensor in weights:
-            with self.counted_once(tensor):
-                yield from one_by_one(name, tensor)
+
+def experts_one_by_one(weights: Iterable[NamedTensor], received: Received) -> Iterable[NamedTensor]:
+    """Return the tensors, with stacked experts split into single ones; a list without stacks is returned unchanged."""
+    if isinstance(weights, (list, tuple)) and all(tensor.dim() < 3 for _, tensor in weights):
+        return weights
+    return _split(weights, received)
+
+
+def _split(weights: Iterable[NamedTensor], received: Received) -> Iterator[NamedTensor]:
+    for name, tensor in weights:
+        with received.counted_once(tensor):
+            yield from one_by_one(name, tensor)

@@ -20,7 +20,7 @@ from ascend_quant.refit.batch import Batch
 from ascend_quant.refit.check import Check
 from ascend_quant.refit.plan import Entry, Plan, edges_of
 from ascend_quant.refit.receipt import Receipt
-from ascend_quant.refit.received import Received
+from ascend_quant.refit.received import Received, experts_one_by_one
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.refit.serving_state import Parameters, ServingState
 from ascend_quant.schemes.layer_names import LeftOut, Unquantized
@@ -41,6 +41,9 @@ class Refit(ServingState):
         checks: called in every refit, in this order; a check that writes comes last, when nothing else can fail.
         unquantized: unquantized layers, for receipts.
         plans: whether a tensor goes to the same place in every refit (false if experts move between ranks).
+
+    Attributes:
+        stages: what `take` passes the tensors through; an engine without such checks needs no `take`.
 
     Raises:
         RefitError: there are no residents, or they are on several devices.
@@ -65,7 +68,9 @@ class Refit(ServingState):
         self._told = LeftOut()
         self._explicit = False
         self._plans = plans
-        self._of_tensors = any(resident.of_tensors for resident in self.residents)
+        self.stages = [one.take for one in self.checks if type(one).take is not Check.take]
+        if any(resident.of_tensors for resident in self.residents):  # each expert has its own scale
+            self.stages.append(experts_one_by_one)
         self.plan = Plan()
         self._batch: Batch | None = None
         self._started, self._count = 0.0, 0
@@ -109,39 +114,31 @@ class Refit(ServingState):
         self._started, self.received = time.perf_counter(), Received()
 
     def take(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
-        """Return the tensors to be written; those that a check keeps or changes are counted as they were sent.
-
-        Stacked experts are split if each has its own scale.
-        """
-        for one in self.checks:
-            weights = one.take(weights, self.received)
-        if not self._of_tensors:
-            return weights
-        weights = list(checked(weights)) if isinstance(weights, (list, tuple)) else checked(weights)
-        if isinstance(weights, list) and all(tensor.dim() < 3 for _, tensor in weights):
-            return weights
-        return self.received.experts_one_by_one(weights)
+        """Return the tensors to be written; those that a check keeps or changes are counted as they were sent."""
+        weights = checked(weights)
+        for stage in self.stages:
+            weights = stage(weights, self.received)
+        return weights
 
     def place(self, weights: Sequence[NamedTensor]) -> Sequence[NamedTensor]:
         """Queue the planned writes of the tensors of one call; returns those that must go through the engine's loader.
 
         Raises:
-            RefitError: a tensor was sent twice in this refit; no refit is open.
+            RefitError: a tensor has no values in memory, or was sent twice in this refit; no refit is open.
         """
         batch = self.batch
         if not (self._by_plan and weights):
-            return weights
+            return list(checked(weights))
         found = self.plan.call(weights)
         if found is None:
             self._leave_plan([name for name, _ in weights])
-            return weights
+            return list(checked(weights))
         call, addresses = found
         if not self._entries.keys().isdisjoint(call.names):
             raise sent_twice(next(name for name in call.names if name in self._entries))
         self._entries |= call.entries
         self._skipped.update(call.skipped)
-        first = batch.new_sources(call.sources)
-        batch.add(call.writes, [weights[i][1] for i in call.taken], addresses, first)
+        batch.add(call.writes, call.sources, [weights[i][1] for i in call.taken], addresses)
         for resident, rows in call.rows.items():
             resident.unwritten -= rows
         self._edges |= call.edges
@@ -187,11 +184,6 @@ class Refit(ServingState):
         if entry.skipped:
             self._skipped.add(name)
 
-    @torch.no_grad()
-    def flush(self) -> None:
-        """Start the queued writes; their sources may be overwritten once the device's stream has passed this point."""
-        self.batch.flush()
-
     def _leave_plan(self, names: Sequence[str]) -> None:
         """Continue without the plan; its rows are marked as written first, so that a second write is detected."""
         name = next(name for name in names if name not in self.plan.entries)
@@ -232,7 +224,7 @@ class Refit(ServingState):
         if not self.is_open:
             raise RefitError("no refit is open on this engine; open one first")
         with self.failing():
-            self.flush()
+            self.batch.flush()
             self._write_edges()
             for one in self.checks:
                 one.transform()
@@ -266,7 +258,7 @@ class Refit(ServingState):
         for resident, first_row in self._edges:
             write, source = resident.edge_write(first_row)
             self.batch.add_single(write, source, self.batch.new_sources([(resident.name, source.numel())]))
-        self.flush()
+        self.batch.flush()
 
     def _check_complete(self) -> None:
         """Raise RefitError naming the missing tensors of the checkpoint, whose rows nothing has written."""

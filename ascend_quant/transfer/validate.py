@@ -65,8 +65,12 @@ def is_freed(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().nbytes() < (tensor.storage_offset() + count) * tensor.element_size()
 
 
-def checked(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
-    """Yield the weights, each checked by `check_sent`."""
+def checked(weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
+    """Return the weights, each checked by `check_sent`: a list for a list, otherwise one by one."""
+    return list(_checked(weights)) if isinstance(weights, (list, tuple)) else _checked(weights)
+
+
+def _checked(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
     for name, tensor in weights:
         check_sent(name, tensor)
         yield name, tensor

@@ -91,8 +91,8 @@ def refit(model: cost_models.Model, counted: Counted | None = None) -> int:
     writes = batch.Batch(cost_models.META)
     for bucket in model.buckets:
         tensors = [tensor for _, tensor in bucket.weights]
-        first = writes.new_sources([(name, tensor.numel()) for name, tensor in bucket.weights])
-        writes.add(bucket.writes, tensors, [0] * len(tensors), first)
+        sources = [(name, tensor.numel()) for name, tensor in bucket.weights]
+        writes.add(bucket.writes, sources, tensors, [0] * len(tensors))
         writes.flush()
     for resident in model.residents:
         resident.refresh()

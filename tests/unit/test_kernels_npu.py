@@ -238,7 +238,7 @@ def test_any_bucketing_of_dense_weights_and_experts(kind, experts, channels, tog
                     for view, shard, weight in shards[start : start + size]:
                         sent, bucket = bucket[: shard.numel()].view(shard.shape), bucket[shard.numel() :]
                         session.write(session.batch.new_sources([("w", shard.numel())]), weight, view, sent)
-                    session.flush()
+                    session.batch.flush()
             pairs = [(norm.data, norm.weight)]
             for name, weight in weights.items():
                 codes, scales = oracle.quantize_weight(parts[name])

@@ -151,7 +151,7 @@ class Layer:
                 view, resident, shard = moves[number]
                 slot = self.refit.batch.new_sources([(resident.name, shard.numel())])
                 self.refit.write(slot, resident, view, shard.clone())
-                self.refit.flush()
+                self.refit.batch.flush()
         return self
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -34,7 +34,7 @@ class Engine:
                 for group in together(call):
                     for name, tensor in self.refit.place(group):
                         self._take(name, tensor)
-                    self.refit.flush()
+                    self.refit.batch.flush()
 
     def _take(self, name, tensor):
         self.by_loader.append(name)

@@ -23,7 +23,7 @@ def linear(rows=8, length=6, whole=None, parts=()):
 
 def put(refit, resident, view, shard, whole=None, name="w"):
     refit.write(refit.batch.new_sources([(name, shard.numel())]), resident, view, shard, whole)
-    refit.flush()
+    refit.batch.flush()
 
 
 def opened(*residents):
@@ -307,7 +307,7 @@ def test_bytes_that_a_stranger_may_have_written_are_looked_at_once(monkeypatch, 
     assert len(read) == 2
 
 
-@pytest.mark.parametrize("call", ["write", "place", "flush", "close"])
+@pytest.mark.parametrize("call", ["write", "place", "batch", "close"])
 @pytest.mark.parametrize("state", ["new", "closed", "failed"])
 def test_without_an_open_refit_nothing_is_written(call, state):
     weight = linear()

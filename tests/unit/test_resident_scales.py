@@ -37,7 +37,7 @@ def write(refit, shards, view_of):
                     entry.add(resident, one)
                 refit.received.count(1, tensor.nbytes)
                 refit.record(name, entry)
-            refit.flush()
+            refit.batch.flush()
     assert refit.last_receipt.digest == refit.digest()
 
 

@@ -75,7 +75,7 @@ def push(refit, weights, held):
                     entry.add(held[name], move)
                 refit.record(name, entry)
                 refit.received.count(1, tensor.nbytes)
-            refit.flush()
+            refit.batch.flush()
     return unknown
 
 

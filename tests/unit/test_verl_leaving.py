@@ -77,7 +77,7 @@ def refit_with(sent: torch.Tensor) -> tuple[torch.Tensor, ...]:
     with refit.session():
         for name, resident in (("w", weight), ("embed", plain)):
             refit.write(refit.batch.new_sources([(name, sent.numel())]), resident, resident.data, sent)
-            refit.flush()
+            refit.batch.flush()
     return weight.data, weight.scale.view(-1), plain.data
 
 

@@ -152,7 +152,7 @@ def _take_load_weights(
                     with lent(model), loading, loading.naming(), skipping.listening(loading):
                         loaded = original(chain([first], rest), *args, **kwargs)
                     loading.finish()
-                refit.flush()
+                    refit.batch.flush()
         finally:
             running.pop()
         refit.close_if_complete()

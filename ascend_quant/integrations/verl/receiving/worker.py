@@ -10,6 +10,7 @@ import contextlib
 import logging
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
                 sessions.enter_context(refit_of(model).session())
             return Receiving(self.refit_wants_proof, refit_of(self.model_runner.model).unquantized)
 
-        def load(weights: list[tuple[str, torch.Tensor]]) -> None:
+        def load(weights: list[tuple[str, torch.Tensor]], _last: bool | None = None) -> None:  # verl 0.9.1 does not say
             # verl's own way from a bucket to model.load_weights: it knows LoRA's names and the MTP drafter
             taken = proof.take(weights)
             if TAKES_STACKED:  # its loaders would take a stack as checkpoints have it, which need not be as verl does
@@ -75,8 +76,7 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
 
         with sessions:
             proof = attempts.run(begin)  # whatever fails, the trainer's buckets are answered
-            # not every verl says which bucket is the last
-            receiver.receive_weights(lambda weights, is_last=None: attempts.run(lambda: load(weights)))
+            receiver.receive_weights(partial(attempts.run, load))
             self.refit_waited, self.refit_releasing = receiver.waited, receiver.releasing
             attempts.run(prove)
             attempts.raise_it()
@@ -161,11 +161,11 @@ class FirstError:
     def __init__(self) -> None:
         self._text: str | None = None
 
-    def run(self, step: Callable[[], Any]) -> Any:
+    def run(self, step: Callable[..., Any], *arguments: Any) -> Any:
         if self._text is not None:
             return None
         try:
-            return step()
+            return step(*arguments)
         except Exception as error:
             why = traceback.format_exc()
             logger.error("the weight sync failed; its remaining buckets are acknowledged but not loaded\n%s", why)
