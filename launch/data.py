@@ -74,7 +74,9 @@ def prepare(name: str, source: Path | None, target: Path, progress: Progress = l
         return (gsm8k if name == "gsm8k" else dapo_math)(source, target, progress)
     except OSError as error:
         why = error.strerror or str(error)
-        raise LaunchError(f"{target} cannot be written ({why}): free some space, or give another with --to") from error
+        raise LaunchError(
+            f"{target} cannot be written ({why}): free some space, or choose another folder with --to"
+        ) from error
 
 
 def addition(target: Path, progress: Progress) -> list[str]:
@@ -145,7 +147,7 @@ def once(name: str, data_source: str, problems: Iterator[Problem]) -> tuple[list
         verl_row(data_source, prompt, answer, {"split": name, "index": index, "id": own})
         for index, (prompt, answer, own) in enumerate(kept)
     ]
-    notes = [f"{name}: {read} rows were read, {len(answers)} different problems"]
+    notes = [f"{name}: {read} rows were read, with {len(answers)} different problems"]
     if differing:
         notes.append(f"{name}: left out {len(differing)} problems whose copies have different answers")
     return rows, notes
@@ -177,7 +179,7 @@ def files_of(repository: str, source: Path | None, inside: str, name: str) -> li
     parts = [f"{name}-{number:05d}-of-{len(found):05d}.parquet" for number in range(len(found))]
     if not found or [file.name for file in found] not in ([f"{name}.parquet"], parts):
         shown = ", ".join(map(str, found[:5])) or f"no {inside}/{name}*.parquet in {folder}"
-        raise LaunchError(f"{shown}: not one copy of {repository} with all of its parts; {_how(repository)}")
+        raise LaunchError(f"{shown}: expected exactly one complete copy of {repository}; {_how(repository)}")
     return found
 
 
@@ -189,7 +191,7 @@ def _downloaded(repository: str, inside: str) -> Path:
         return Path(snapshot_download(repository, repo_type="dataset", allow_patterns=[f"{inside}/*.parquet"]))
     except (HTTPError, OSError) as error:
         why = (str(error) or type(error).__name__).splitlines()[0]
-        raise LaunchError(f"{repository} cannot be had from the hub ({why}); {_how(repository)}") from error
+        raise LaunchError(f"downloading {repository} from the hub failed ({why}); {_how(repository)}") from error
 
 
 def _how(repository: str) -> str:
@@ -208,7 +210,7 @@ def rows_of(files: list[Path], model: type[RowModel], progress: Progress) -> Ite
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
-    wrong = "is it another set? If not, copy it again"
+    wrong = "is it another data set? If not, copy it again"
     for file in files:
         done = 0
         try:
@@ -233,7 +235,7 @@ def write(file: Path, rows: list[Row]) -> str:
     from pyarrow.parquet import write_table
 
     if not rows:
-        raise LaunchError(f"{file}: there would be no rows in it: is the source empty?")
+        raise LaunchError(f"{file}: no rows to write: is the source empty?")
     content = BufferOutputStream()
     write_table(Table.from_pylist(rows), content)
     file.parent.mkdir(parents=True, exist_ok=True)

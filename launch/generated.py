@@ -21,9 +21,9 @@ def replaced(page: Path, command: str, section: str) -> str:
     try:
         text = page.read_text()
     except OSError as why:
-        raise LaunchError(f"{command} needs {page} of a checkout: {why.strerror}") from why
+        raise LaunchError(f"{command} needs {page} of a repository checkout: {why.strerror}") from why
     before, begin, rest = text.partition(mark(command))
     _, end, after = rest.partition(END)
     if not end:
-        raise LaunchError(f"{command}: {page} has lost a mark: {mark(command).strip()} or, after it, {END.strip()}")
+        raise LaunchError(f"{command}: {page} lacks a marker: {mark(command).strip()} or, after it, {END.strip()}")
     return f"{before}{begin}{section}{end}{after}"

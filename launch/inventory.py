@@ -1,7 +1,7 @@
 """Inventories: the machines of a run, from configs/clusters/NAME.yaml, or only this machine.
 
-A host is named by an IP address or a host name. Where the fields of a file are valid one by one, `problems` says what
-does not go together, and what to write instead.
+A host is named by an IP address or a host name. If each field of a file is valid, `problems` lists fields that
+contradict each other, and what to write instead.
 """
 
 import os
@@ -25,18 +25,18 @@ NAME = re.compile(rf"{LABEL}(?:\.{LABEL})*\.?")
 
 
 def address(value: str) -> str:
-    """Validate an address: a host can be called so; ssh would take one that begins with - for an option.
+    """Validate an address: it must be a possible host name; ssh would read one that begins with - as an option.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: it is not.
     """
     if ip(value) is None and not NAME.fullmatch(value):
-        raise ValueError("an IPv4 or IPv6 address, or a host's name is needed; a user and a port go into ssh")
+        raise ValueError("expected an IPv4 or IPv6 address, or a host name; user and port belong in ssh")
     return value
 
 
 def ip(value: str) -> IPv4Address | IPv6Address | None:
-    """Parse a text as an IP address; None if it is none."""
+    """Parse a text as an IP address; None if it is not one."""
     try:
         return ip_address(value)
     except ValueError:
@@ -51,16 +51,16 @@ def same(value: str) -> str:
 def _port_range(value: str) -> str:
     low, _, high = value.partition("-")
     if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high) <= 65535):
-        raise ValueError("a range of ports is written LOW-HIGH, as 20000-29999")
+        raise ValueError("a port range has the form LOW-HIGH, such as 20000-29999")
     return value
 
 
 def _devices(value: Any) -> Any:
-    """Validate all three forms at once: of a union pydantic would say for each why it is not that one."""
+    """Validate all three forms at once; for a union, pydantic would report an error for each form."""
     numbers, least = (value, 0) if isinstance(value, list) else ([value], 1)
     whole = numbers and all(type(one) is int and one >= least for one in numbers)
     if value != "auto" and not (whole and len(set(numbers)) == len(numbers)):
-        raise ValueError("devices are auto, how many, or a list of their numbers, as [0, 1, 2, 3]")
+        raise ValueError("devices must be auto, a count, or a list of indices such as [0, 1, 2, 3]")
     return value
 
 
@@ -78,7 +78,7 @@ User = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_.-]*$")]  # no option 
 
 
 class Ssh(Fields):
-    """Settings of ssh logins; what is left out is ssh's own choice, from ~/.ssh/config."""
+    """Settings of ssh logins; what is not set comes from ~/.ssh/config."""
 
     user: User | None = None
     port: Port | None = None
@@ -108,9 +108,9 @@ class Host(Fields):
     Attributes:
         address: the IPv4 or IPv6 address, or the name, by which the other hosts reach it; the user is `ssh`'s.
         nic: the NIC that carries the address; auto finds it.
-        devices: auto (all that are there), how many, or a list of their numbers.
-        ssh: where it differs from the inventory's.
-        environment: variables for this host, over the inventory's.
+        devices: auto (all devices), a count, or a list of their indices.
+        ssh: settings that override the inventory's.
+        environment: variables for this host, which override the inventory's.
     """
 
     address: Address
@@ -124,15 +124,16 @@ class Inventory(Fields):
     """Fields of the machines of a run; the first host is the head.
 
     Attributes:
-        stack: the pinned software that is on them.
-        image: a container image to run in; without one the run is on the hosts themselves.
+        stack: the pinned software on the hosts.
+        image: a container image to run in; without one, the run uses the hosts directly.
         project: the folder of the checkout on the hosts.  None: this checkout's path, or the image's own
         python: the interpreter there, from `project`.  None: .venv/bin/python, or the image's python
         mounts: folders for the container, /on/the/host:/in/the/container[:ro].
-        shared: folders that are the same storage on every host, by the paths that the run sees.
-        environment: variables for every host, over the table's (docs/environment.md) and the recipe's.
+        shared: folders on storage that all hosts share, with the paths that the run sees.
+        environment: variables for every host, which override the table's (docs/environment.md) and the recipe's.
         join_seconds: how long hosts may take to join.
-        socket_filter: let only the run's hosts, and there its own user and root, reach its ports (SECURITY.md).
+        socket_filter: allow only the run's hosts, and on them only its own user and root, to reach its ports
+            (SECURITY.md).
     """
 
     stack: Stack
@@ -149,7 +150,7 @@ class Inventory(Fields):
     socket_filter: bool = False
 
     def ssh_of(self, host: Host) -> Ssh:
-        """Return how to log in to a host: its own settings over the inventory's."""
+        """Return how to log in to a host: its own settings override the inventory's."""
         return self.ssh.model_copy(update=host.ssh.model_dump(exclude_none=True))
 
 
@@ -184,8 +185,8 @@ def problems(inventory: Inventory) -> Iterator[str]:
     for number, host in enumerate(hosts):
         found = ip(host)
         if host in hosts[:number]:
-            yield f"hosts: {inventory.hosts[number].address} is there twice: each host has an address of its own"
+            yield f"hosts: {inventory.hosts[number].address} is listed twice: each host needs its own address"
         if len(hosts) > 1 and (host == "localhost" or (found and found.is_loopback)):
             yield f"hosts: {host} is each machine's own loopback: write the address that other hosts reach"
     if inventory.mounts and inventory.image is None:
-        yield "mounts: are for a container: name an image, or leave them out"
+        yield "mounts: need a container: name an image, or remove them"

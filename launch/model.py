@@ -52,9 +52,9 @@ def problems(model: str, tensor_parallel: int, environment: Mapping[str, str]) -
     if of_hub(model):
         if environment.get("HF_HUB_OFFLINE", "").lower() in YES and not is_cached(model, environment):
             fix = f"unset HF_HUB_OFFLINE, or copy the model here and give --model its folder: {model}"
-            yield f"{model} is not in the cache of the hub, and HF_HUB_OFFLINE is set", fix
+            yield f"{model} is not in the hub cache, and HF_HUB_OFFLINE is set", fix
     elif not os.path.exists(model):
-        fix = "copy it there, or correct --model; an id of the hub is OWNER/NAME, where no folder OWNER is"
+        fix = "copy it there, or correct --model; a hub id is OWNER/NAME, where there is no folder OWNER"
         yield f"{model} is missing on this host", fix
     else:
         yield from _of_folder(model, tensor_parallel)
@@ -68,7 +68,7 @@ def _of_folder(model: str, tensor_parallel: int) -> Iterator[tuple[str, str]]:
         yield str(error), "--model is a folder with config.json and safetensors (docs/models.md)"
         return
     if quantization:
-        what = f"{model} is quantized already ({quantization!s:.80}), and training starts from weights that are not"
+        what = f"{model} is already quantized ({quantization!s:.80}), but training needs unquantized weights"
         yield what, f"convert it first, with ascend-quant convert {model} OUT --scheme bf16"
     text = config.get(TEXT) or config
     heads = text.get("num_attention_heads")
@@ -76,7 +76,10 @@ def _of_folder(model: str, tensor_parallel: int) -> Iterator[tuple[str, str]]:
     if heads and not _shared(heads, keys, tensor_parallel):
         smaller = (ranks for ranks in range(1, tensor_parallel) if tensor_parallel % ranks == 0)
         fits = max(ranks for ranks in smaller if _shared(heads, keys, ranks))
-        what = f"{model} has {heads} attention heads, {keys} of keys and values, not for {tensor_parallel} devices"
+        what = (
+            f"{model} has {heads} attention heads and {keys} key-value heads, which cannot be split over "
+            f"{tensor_parallel} devices"
+        )
         yield what, f"--set rollout.tensor_parallel={fits}"
 
 

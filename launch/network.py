@@ -66,8 +66,8 @@ def resolve(address: str) -> list[str]:
     outer = [ip for ip in ips if not ip.is_loopback]
     if not outer and address != "localhost":
         raise LaunchError(
-            f"{address} leads to {ips[0]} here, which is this machine's loopback (Debian's /etc/hosts has a host's own "
-            f"name so): write its address in the inventory; there is {described(nics())}"
+            f"{address} resolves to the loopback address {ips[0]} on this machine (Debian's /etc/hosts maps "
+            f"the host name so): write its IP address in the inventory; NICs here: {described(nics())}"
         )
     return [str(ip) for ip in outer or ips]
 
@@ -83,13 +83,17 @@ def choose(address: str, nic: str = "auto", found: Found | None = None) -> Wire:
     carriers = [(name, ip) for ip in ips for name, carried in found.items() if ip in carried]
     said = address if ips == [address] else f"{address} ({', '.join(ips)})"
     if nic not in ("auto", *found):
-        raise LaunchError(f"there is no NIC {nic} here, or it is down; there is {described(found)}: write one, or auto")
+        raise LaunchError(
+            f"NIC {nic} does not exist or is down; NICs here: {described(found)}. Write one of them, or auto"
+        )
     if not carriers:
-        raise LaunchError(f"no NIC here carries {said}; there is {described(found)}: correct the inventory's address")
+        raise LaunchError(
+            f"no NIC has address {said}; NICs here: {described(found)}. Correct the address in the inventory"
+        )
     chosen = [(name, ip) for name, ip in carriers if nic in ("auto", name)]
     if not chosen:
         there = carriers[0][0]
-        raise LaunchError(f"NIC {nic} does not carry {said}: {there} does. Write nic: {there}, or auto")
+        raise LaunchError(f"NIC {nic} does not have address {said}, but {there} does. Write nic: {there}, or auto")
     name, ip = chosen[0]
     return Wire(name, ip, "ipv6" if ip_address(ip).version == 6 else "ipv4")
 
@@ -110,7 +114,7 @@ def is_here(address: str, found: Found | None = None) -> bool:
 def described(found: Found) -> str:
     """Describe the NICs and their addresses in a line, loopback last."""
     outer = [f"{name} with {' and '.join(ips)}" for name, ips in found.items() if not _ip(ips[0]).is_loopback]
-    return ", ".join(outer) or "no NIC with an address but loopback"
+    return ", ".join(outer) or "no NIC with an address except loopback"
 
 
 def _looked_up(name: str) -> list[IPv4Address | IPv6Address]:
@@ -118,8 +122,8 @@ def _looked_up(name: str) -> list[IPv4Address | IPv6Address]:
         entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise LaunchError(
-            f"{name} is no host name that this machine knows ({error.strerror}): write its address in the inventory, "
-            "or add the name to /etc/hosts"
+            f"{name} cannot be resolved on this machine ({error.strerror}): write its IP address in the "
+            "inventory, or add the name to /etc/hosts"
         ) from error
     return list(dict.fromkeys(_ip(entry[4][0]) for entry in entries))
 
@@ -160,7 +164,7 @@ def taken_ports(ports: dict[int, str]) -> list[str]:
     for connection in psutil.net_connections(kind="tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port in ports:
             listeners[connection.laddr.port] = connection.pid
-    return [f"port {port} ({ports[port]}) is taken by {_process(pid)}" for port, pid in sorted(listeners.items())]
+    return [f"port {port} ({ports[port]}) is in use by {_process(pid)}" for port, pid in sorted(listeners.items())]
 
 
 def _process(pid: int | None) -> str:

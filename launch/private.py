@@ -51,7 +51,7 @@ def read(file: Path) -> bytes:
     for path, kind in ((file.parents[1], "folder"), (file.parent, "folder"), (file, "file")):
         if _own(path, kind) & OTHERS_WRITE:
             raise LaunchError(
-                f"{path} can be written by others; if all of it is yours: chmod go-w {shlex.quote(str(path))}"
+                f"{path} is writable by other users; if you trust its content, run: chmod go-w {shlex.quote(str(path))}"
             )
     return file.read_bytes()
 
@@ -61,7 +61,10 @@ def _own(path: Path, kind: str) -> int:
     found = path.lstat()
     if not (stat.S_ISDIR(found.st_mode) if kind == "folder" else stat.S_ISREG(found.st_mode)):
         other = "a link, which is not followed" if stat.S_ISLNK(found.st_mode) else "something else"
-        raise LaunchError(f"{path} should be a {kind}, and is {other}")
+        raise LaunchError(f"{path} must be a {kind}, not {other}")
     if found.st_uid != os.geteuid():
-        raise LaunchError(f"{path} belongs to user {found.st_uid}, and you are user {os.geteuid()}: it is not trusted")
+        raise LaunchError(
+            f"{path} belongs to user {found.st_uid}, but you are user {os.geteuid()}, so it is not trusted: "
+            "remove it, or use another path"
+        )
     return found.st_mode

@@ -77,7 +77,7 @@ def ask(command: Sequence[str], seconds: float = 30) -> Answer:
         child.stderr.close()
         return Answer("", f"{said} did not answer within {seconds:g} s")
     if child.returncode:
-        last = (errors.strip() or output.strip() or "it said nothing").splitlines()[-1]
+        last = (errors.strip() or output.strip() or "it printed nothing").splitlines()[-1]
         return Answer(output, f"{said} ended with {child.returncode}: {last}")
     return Answer(output)
 

@@ -36,9 +36,9 @@ def checked(variables: dict[str, str]) -> dict[str, str]:
     """
     for name in variables:
         if name in OTHER_CLUSTERS:
-            raise ValueError(f"{name} would tie this run's processes to another Ray cluster: leave it out")
+            raise ValueError(f"{name} would connect this run to another Ray cluster: remove it")
         if name in OF_THE_LAUNCHER:
-            raise ValueError(f"{name} is set by the launcher itself: leave it out")
+            raise ValueError(f"{name} is set by the launcher: remove it")
         if not NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not a valid name for an environment variable")
     return variables

@@ -77,8 +77,8 @@ class Model:
             AdviceError: heads or widths cannot be split like that.
         """
         if self.heads % devices or self.width % devices or (self.kv_heads % devices and devices % self.kv_heads):
-            sizes = f"{self.heads} heads, {self.kv_heads} of keys, and an intermediate size of {self.width}"
-            raise AdviceError(f"--tp {devices} does not divide the model: it has {sizes}")
+            sizes = f"{self.heads} heads, {self.kv_heads} key-value heads and an intermediate size of {self.width}"
+            raise AdviceError(f"--tp {devices} does not divide the model, which has {sizes}")
         return replace(
             self,
             heads=self.heads // devices,
@@ -104,7 +104,7 @@ def read_model(place: str) -> Model:
     except (OSError, ValueError) as error:  # each of the hub's own errors is one or the other
         if isinstance(error, AdviceError):
             raise
-        wanted = "give a folder, a config.json, an id of the hub or a recipe's .yaml"
+        wanted = "give a folder, a config.json, a hub id or a recipe's .yaml file"
         raise AdviceError(f"{place}: {error}; {wanted}") from error
 
 
@@ -117,12 +117,12 @@ def model_of(config: Mapping[str, Any]) -> Model:
     kind = config.get("model_type")
     if kind not in DENSE + EXPERTS:
         known = ", ".join(DENSE + EXPERTS)
-        raise AdviceError(f"config.json: model_type {kind!r:.80} is not among those that are estimated: {known}")
+        raise AdviceError(f"config.json: model_type {kind!r:.80} is not supported by the estimate; supported: {known}")
     layers = _size(config, "num_hidden_layers")
     if config.get("layer_types") not in (None, [FULL_ATTENTION] * layers):
-        raise AdviceError(f"config.json: layer_types: the estimate needs {FULL_ATTENTION} in every layer")
+        raise AdviceError(f"config.json: layer_types: the estimate supports only {FULL_ATTENTION} in every layer")
     if config.get("sliding_window") and config.get("use_sliding_window", True):
-        raise AdviceError("config.json: sliding_window is set; the estimate covers full attention only")
+        raise AdviceError("config.json: sliding_window is set; the estimate supports full attention only")
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         raise AdviceError(
             "config.json: mlp_only_layers or decoder_sparse_step leaves layers without experts; the estimate needs "
@@ -151,7 +151,7 @@ def _size(config: Mapping[str, Any], *keys: str, default: int | None = None) -> 
     key = next((key for key in keys if config.get(key) is not None), keys[0])
     value = default if config.get(key) is None else config[key]
     if type(value) is not int or value < 1:
-        raise AdviceError(f"config.json: {key} must be a whole number above 0, not {value!r:.80}")
+        raise AdviceError(f"config.json: {key} must be a positive integer, not {value!r:.80}")
     return value
 
 
@@ -197,12 +197,14 @@ def read_recipe(file: Path) -> tuple[str, Workload]:
         )
         return recipe["model"].get("hub") or recipe["model"]["folder"], workload
     except (AttributeError, KeyError, TypeError) as error:
-        raise AdviceError(f"{file} is no whole recipe ({error!r}); `./run.sh recipe show {file}` says more") from error
+        raise AdviceError(
+            f"{file} is not a complete recipe ({error!r}); for details run `./run.sh recipe show {file}`"
+        ) from error
 
 
 def _read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if file in above:
-        raise AdviceError(f"{file}: extends leads back to itself, over {', '.join(one.stem for one in above)}")
+        raise AdviceError(f"{file}: extends refers back to this file, through {', '.join(one.stem for one in above)}")
     try:
         recipe = read_yaml(file)
     except BadDocument as error:

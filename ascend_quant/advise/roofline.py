@@ -27,9 +27,10 @@ ATTENTION_KERNELS, ROUTING_KERNELS, SAMPLING_KERNELS = 2, 3, 28
 SAMPLED = {"bf16": 42, "int8": 19}
 UNCERTAINTY = 0.13  # the worst of the measured speedups is 12 % off
 NPUS = ("A2", "A3")
-PUBLISHED = """
-Published by others, Qwen2.5-7B with FlashRL on Atlas A2, seconds of a training step with BF16 and with INT8 rollouts:
-GSM8K 48.9 and 52.5 (+6.9 %), DAPO-math-17k 151.0 and 116.2 (-23.0 %)."""
+PUBLISHED = (
+    "\nPublished by others for Qwen2.5-7B with FlashRL on Atlas A2, seconds per training step with BF16 and "
+    "INT8 rollouts:\nGSM8K 48.9 and 52.5 (+6.9 %), DAPO-math-17k 151.0 and 116.2 (-23.0 %)."
+)
 
 
 @dataclass(frozen=True)
@@ -234,11 +235,11 @@ def _unmeasured(model: Model, device: str, workload: Workload) -> str:
     as_gpu, as_npu = (gains(found).get("int8") for found in on_paper(model, device, workload))
     if as_gpu is None or as_npu is None:
         return "BF16 does not fit."
-    links = "; links between devices take from either" if workload.tp > 1 else ""
+    links = "; communication between devices lowers both" if workload.tp > 1 else ""
     return (
-        f"On paper INT8 has {as_gpu:.2f} times the tokens/s of BF16 if kernels start as on a GPU (2 us\n"
-        f"each, 0.25 ms of the host a step), {as_npu:.2f} if they start as on NPUs (9 us, 2 ms){links}.\n"
-        "It may pay or not: measure it."
+        f"By this estimate INT8 gives {as_gpu:.2f} times the tokens/s of BF16 if kernel launches cost what they "
+        f"do on a GPU (2 us\neach, 0.25 ms of host time per step), {as_npu:.2f} times if they cost what they do "
+        f"on NPUs (9 us, 2 ms){links}.\nIt may or may not pay: measure it."
     )
 
 
@@ -252,13 +253,14 @@ def _verdict(found: dict[str, Estimate], workload: Workload) -> str:
     if not (gained := gains(found)):
         return "INT8 fits, BF16 does not."
     gain, base, int8 = gained["int8"], found["bf16"], found["int8"]
-    word = "may pay or not, measure it"
+    word = "may or may not pay (measure it)"
     if not 1 / (1 + UNCERTAINTY) < gain <= 1 + UNCERTAINTY:
         word = "pays" if gain > 1 else "does not pay"
-    links = ", without the links between devices" if workload.tp > 1 else ""
+    links = "; communication between devices is not included" if workload.tp > 1 else ""
     share = base.decode["products"] / sum(base.decode.values())
-    more = f"\n{int8.fit} sequences fit, not {base.fit}." if base.fit < workload.batch else ""
+    more = f"\nINT8 fits {int8.fit} sequences at a time, BF16 {base.fit}." if base.fit < workload.batch else ""
     return (
-        f"INT8 {word}: {gain:.2f} times the tokens/s of BF16, with an int8 KV cache {gained['int8, int8 cache']:.2f}\n"
-        f"(estimated within {UNCERTAINTY:.0%}{links}). What becomes INT8 takes {share:.0%} of a BF16 decode step.{more}"
+        f"INT8 {word}: {gain:.2f} times the tokens/s of BF16, with an int8 KV cache "
+        f"{gained['int8, int8 cache']:.2f}\n(estimated within {UNCERTAINTY:.0%}{links}). The operations that "
+        f"become INT8 take {share:.0%} of a BF16 decode step.{more}"
     )

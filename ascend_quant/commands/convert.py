@@ -83,7 +83,7 @@ def requested(
 ) -> Request:
     """The request; raises BadParameter for options that do not go together, or folders that cannot be IN or OUT."""
     if scheme == "bf16" and (ignore or format):
-        said = "bf16 undoes all of IN, in the one form that it has: leave --ignore and --format out"
+        said = "--scheme bf16 dequantizes all of IN: remove --ignore and --format"
         raise typer.BadParameter(said, param_hint="'--scheme'")
     request = Request(source, out, scheme, format, tuple(ignore), workers, device.value)
     try:
@@ -91,7 +91,7 @@ def requested(
     except (UnknownScheme, BadCheckpoint) as error:
         raise typer.BadParameter(str(error), param_hint="'--scheme'") from error
     if not source.is_dir():
-        raise typer.BadParameter(f"{source} is no folder; give a local Hugging Face checkpoint", param_hint="'IN'")
+        raise typer.BadParameter(f"{source} is not a folder; give a local Hugging Face checkpoint", param_hint="'IN'")
     try:
         Output(out).check(source)
     except (BadCheckpoint, OSError) as error:

@@ -50,7 +50,7 @@ def export(
 
     errors = Console(stderr=True)
     if nowhere := [folder for folder in (checkpoint, hf_model) if folder is not None and not folder.is_dir()]:
-        raise typer.BadParameter(f"{nowhere[0]} is no folder")
+        raise typer.BadParameter(f"{nowhere[0]} is not a folder")
     try:
         get_scheme(scheme)
         Output(out).check_new()
@@ -58,7 +58,7 @@ def export(
         raise typer.BadParameter(str(error)) from error
     out = out.resolve()
     if scheme == "bf16" and ignore:
-        raise typer.BadParameter("bf16 quantizes nothing: leave --ignore out", param_hint="'--scheme'")
+        raise typer.BadParameter("--scheme bf16 quantizes nothing: remove --ignore", param_hint="'--scheme'")
     try:
         trained = _exported(checkpoint, out, scheme, hf_model, tuple(ignore or ()), errors)
     except (BadCheckpoint, BadDocument, PatternError, OSError) as error:  # OSError: a full disk, say
@@ -89,13 +89,13 @@ def _exported(
     trained = find(checkpoint)
     if trained.kind == "hugging-face":
         if scheme == "bf16":
-            raise BadCheckpoint(f"{trained.folder} is the BF16 model already: there is nothing to do")
+            raise BadCheckpoint(f"{trained.folder} already is the BF16 model: there is nothing to export")
         with counting(f"bf16 to {scheme}", console) as progress:
             convert(Request(trained.folder, out, scheme, ignore=ignore), progress)
         return trained
     partial = Output(out).partial
     if partial.exists():
-        raise BadCheckpoint(f"{partial} was left by a command that was killed; remove it")
+        raise BadCheckpoint(f"{partial} was left behind by a killed command; remove it")
     with tempfile.TemporaryDirectory(prefix=f"{out.name}.bf16-", dir=out.parent) as beside:  # on the same disk
         bf16 = Path(beside) / "model"
         with counting(f"{trained.kind} to bf16", console) as progress:

@@ -70,7 +70,7 @@ def text(done: dict) -> str:
     lines += [f"  {key}: {value}" for key, value in done["written"].items()]
     lines += [f"{done['written']['fn']} here: {done['meaning']}"]
     if done["disregarded"]:
-        lines += ["written for FlashRL, not followed here:", *(f"  {line}" for line in done["disregarded"])]
+        lines += ["written for FlashRL, not used by ascend-quant:", *(f"  {line}" for line in done["disregarded"])]
     lines += [f"note: {note}" for note in done["notes"]]
     if count > 1:
         lines.append(f"note: data-parallel replicas take the {count} entries in turn")
@@ -94,13 +94,16 @@ def cleanup(
 
     file = path or default_path()
     if path is None and not file.exists():
-        typer.echo(f"there is no {file}: nothing to do")
+        typer.echo(f"{file} does not exist: nothing to do")
         return
     try:
         before = file.read_bytes().decode()
         cleaned = clean(before)
         for number, line in cleaned.left:
-            typer.echo(f"{file}:{number} imports flash_rl, but is not FlashRL's: edit it by hand: {line}", err=True)
+            typer.echo(
+                f"{file}:{number} imports flash_rl, but FlashRL did not write this line: edit it by hand: {line}",
+                err=True,
+            )
         if cleaned.removed:
             target = str(file) if cleaned.text.strip() else "/dev/null"
             change = unified_diff(before.splitlines(), cleaned.text.splitlines(), str(file), target, lineterm="")
@@ -109,7 +112,7 @@ def cleanup(
                 typer.confirm("Remove these lines?", abort=True)
             _write(file, cleaned.text)
         else:
-            typer.echo(f"{file} has no line of FlashRL's: nothing to do")
+            typer.echo(f"{file} has no lines of FlashRL: nothing to do")
     except (OSError, UnicodeDecodeError) as error:
         fail(f"{file} cannot be read or changed: {error}", WRONG_USE)
     if cleaned.left:
@@ -125,4 +128,4 @@ def _write(file: Path, text: str) -> None:
     links = [file] if file.is_symlink() else []
     for one in (Path(os.path.realpath(file)), *links):
         one.unlink()
-        typer.echo(f"removed {one}: it held nothing else")
+        typer.echo(f"removed {one}, which had no other content")

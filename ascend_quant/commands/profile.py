@@ -65,7 +65,9 @@ def _must_be_outside(files: list[Path], models: list[str]) -> None:
     for folder in (Path(model).expanduser().resolve() for model in models):
         for file in files:
             if file.resolve().is_relative_to(folder):
-                raise typer.BadParameter(f"{file} is in {folder}, a model: name a file elsewhere", param_hint="'-o'")
+                raise typer.BadParameter(
+                    f"{file} is inside the model folder {folder}; write the profile elsewhere", param_hint="'-o'"
+                )
 
 
 def _found(model: str, option: str) -> Path:

@@ -45,7 +45,7 @@ def tune(
     from ascend_quant.kernels import tuned
 
     if not torch.cuda.is_available():
-        fail("error: tune measures on an NVIDIA GPU, and there is none here", WRONG_USE)
+        fail("error: tune needs an NVIDIA GPU, and none was found", WRONG_USE)
     if out is not None and (said := why_no_file(out, in_new_folders=True)):
         raise typer.BadParameter(said, param_hint="--out")
     jobs = wanted(shape or [], batch)
@@ -79,7 +79,7 @@ def wanted(shapes: list[str], batch: str) -> "list[Job]":
         kind = next((kind for kind, what in KINDS.items() if len(what.axes) == len(numbers)), None)
         if kind is None:
             forms = " or ".join(",".join(what.axes) for what in KINDS.values())
-            raise typer.BadParameter(f"{text!r}: numbers wanted: {forms}", param_hint="--shape")
+            raise typer.BadParameter(f"{text!r}: expected positive integers: {forms}", param_hint="--shape")
         pairs.append((kind, numbers))
     return [Job(kind, numbers, count) for kind, numbers in dict.fromkeys(pairs) for count in rows]
 
@@ -89,7 +89,7 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
 
     parts = [part.strip() for part in text.split(",")]
     if not all(map(NUMBER.fullmatch, parts)):
-        raise typer.BadParameter(f"{text!r:.80}: numbers above 0 wanted, with commas between them", param_hint=option)
+        raise typer.BadParameter(f"{text!r:.80}: expected positive integers separated by commas", param_hint=option)
     return tuple(map(int, parts))
 
 
@@ -126,7 +126,7 @@ def _compile(kernels: list, limit: float, bar: "Bars") -> None:
         for _ in tuning.warm(kernels, limit):  # what fails here fails again where it is timed, and is told there
             bar.advance(task)
     except TimeoutError:
-        bar.console.print("not all is compiled yet: timing goes on, more slowly")
+        bar.console.print("some kernels are not compiled yet; they are compiled while timing, which then takes longer")
 
 
 def _keep(one: "Measured", file: Path) -> None:
@@ -150,11 +150,11 @@ def _show(found: "list[Measured]", file: Path, known: int, left: int) -> None:
         times = ["" if seconds is None else f"{seconds * 1e6:.1f}" for seconds in (one.before, one.seconds)]
         table.add_row(name, str(one.job.rows), *times, part, chosen, str(one.tried))
         if one.choice is None:
-            typer.echo(f"error: {name}: no kernel is right: {'; '.join(one.problems[:3])}", err=True)
+            typer.echo(f"error: {name}: no kernel gives the right result: {'; '.join(one.problems[:3])}", err=True)
     if found:
         Console().print(table)
     more = f"; {known} were known (--again)" if known else ""
-    late = f"; {left} not reached in time: run again" if left else ""
+    late = f"; {left} not reached within the time limit: run again" if left else ""
     typer.echo(f"{len(found)} measured{more}{late}; {file}")
 
 

@@ -30,9 +30,9 @@ class Request:
 
     Attributes:
         scheme: a name of `ascend_quant.schemes`; bf16 undoes the quantization of IN.
-        format: one of `formats.FORMATS`; None for the first that holds the scheme.
-        ignore: layers that are not quantized, beside those that never are, see `names.Ignored`.
-        workers: files at a time; None for one a core.
+        format: one of `formats.FORMATS`; None for the first that supports the scheme.
+        ignore: additional layers that are not quantized, see `names.Ignored`.
+        workers: number of files converted at a time; None for one per core.
     """
 
     source: Path
@@ -44,11 +44,11 @@ class Request:
     device: str = "cpu"
 
     def chosen(self, experts: bool = False) -> tuple[Scheme, str]:
-        """The scheme and the format, of a model with or without experts.
+        """Return the scheme and the format for a model with or without experts.
 
         Raises:
             UnknownScheme: naming the known ones.
-            BadCheckpoint: a format that does not go with the scheme.
+            BadCheckpoint: the format does not support the scheme.
         """
         scheme = get_scheme(self.scheme)
         return scheme, format_of(scheme, self.format, experts) if scheme.quantized else PLAIN
@@ -59,9 +59,9 @@ class Summary:
     """The summary of a conversion.
 
     Attributes:
-        shards, resumed: how many files of weights there are, and how many an earlier run had finished.
-        bytes_in, bytes_out: of IN's tensors, and of OUT's files of weights.
-        weights: how many were converted, and how many were not, by the reason.
+        shards, resumed: number of weight files, and of those that an earlier run had finished.
+        bytes_in, bytes_out: size of IN's tensors, and of OUT's weight files.
+        weights: number of converted weights, and of unconverted ones by reason.
     """
 
     out: str
@@ -79,14 +79,14 @@ Progress = Callable[[int, int], None]
 
 
 def convert(request: Request, progress: Progress = lambda done, total: None) -> Summary:
-    """Convert a checkpoint; OUT appears when all of it is written, see `output`.
+    """Convert a checkpoint; OUT appears once it is complete, see `output`.
 
     Args:
-        progress: is told the bytes of OUT that are done and all there are, one thread at a time.
+        progress: called with the finished and total bytes of OUT, from one thread at a time.
 
     Raises:
         UnknownScheme, BadCheckpoint: one line that says what is wrong; OUT does not appear.
-        OSError: of the system, such as a full disk.
+        OSError: a system error, such as a full disk.
     """
     request.chosen()
     out, checkpoint = Output(request.out), open_source(request.source)
@@ -125,7 +125,7 @@ def convert(request: Request, progress: Progress = lambda done, total: None) -> 
 def _planned(
     request: Request, checkpoint: Checkpoint, scheme: Scheme, format: str
 ) -> tuple[Plan, Callable[[], Quantizer | None]]:
-    """Return the plan for IN and the factory of a thread's quantizer, once it is known that the device can be used."""
+    """Return the plan for IN and the factory of each thread's quantizer, after checking the device."""
     if not scheme.quantized:
         return plan_undoing(checkpoint, Quantized(checkpoint)), lambda: None
     if Quantized(checkpoint).readers:  # what cannot be undone is refused with its own reason
@@ -138,7 +138,7 @@ def _planned(
 
 
 def _identity(request: Request, checkpoint: Checkpoint, scheme: Scheme, format: str) -> dict:
-    """Return the key of a conversion, equal for two commands that do the same, as JSON has it."""
+    """Return the key of a conversion in JSON types; it is equal for two commands that do the same."""
     files = {path.name: path.stat() for path in checkpoint.files}
     return {
         "version": ascend_quant.__version__,
@@ -166,7 +166,7 @@ def _reporter(plan: Plan, shards: Sequence[str], progress: Progress) -> Callable
 
 
 def _written_anew(request: Request, checkpoint: Checkpoint, plan: Plan, scheme: Scheme, format: str) -> dict[str, dict]:
-    """The contents of the index, of ModelSlim's description and of config.json."""
+    """Return the new contents of the index, of ModelSlim's description and of config.json."""
     files, outputs = {}, {shard: plan.outputs(shard) for shard in plan.shards}
     specs = {name: spec for shard in outputs.values() for name, spec in shard.items()}
     if list(outputs) != [SINGLE]:

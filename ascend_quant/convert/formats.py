@@ -51,7 +51,9 @@ def format_of(scheme: Scheme, name: str | None = None, experts: bool = False) ->
     if name is not None and name not in FORMATS:
         raise BadCheckpoint(f"unknown format {name!r}; this version writes: {', '.join(FORMATS)}")
     if not fitting:
-        raise BadCheckpoint(f"scheme {scheme.name} is no format of checkpoints; --scheme bf16 undoes a quantization")
+        raise BadCheckpoint(
+            f"scheme {scheme.name} is not a checkpoint format; to dequantize a checkpoint use --scheme bf16"
+        )
     if name is not None and name not in fitting:
         with_experts = " with experts" if name in holding else ""
         held = f"format {name} holds {', '.join(held_by(name))}"

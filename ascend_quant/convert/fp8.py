@@ -40,11 +40,13 @@ def find_scale(checkpoint: Checkpoint, name: str) -> tuple[str, str]:
     there = [f"{layer}{leaf}" for leaf in SCALES if f"{layer}{leaf}" in checkpoint]
     if len(there) != 1:
         found = f"no {' and no '.join(SCALES)}" if not there else " and ".join(there)
-        raise BadCheckpoint(f"{name}: {found} in {checkpoint.folder}; a weight has one of them")
+        raise BadCheckpoint(f"{name}: {found} in {checkpoint.folder}; a weight must have exactly one of them")
     scale_name = there[0]
     if len(shape) != 2 or checkpoint.dtype(scale_name) not in SCALE_DTYPES:
         found = f"{shape} with scales in {checkpoint.dtype(scale_name)}"
-        raise BadCheckpoint(f"{name}: {found}; an FP8 weight is (N, K), with scales in {' or '.join(SCALE_DTYPES)}")
+        raise BadCheckpoint(
+            f"{name}: {found}; an FP8 weight must have shape (N, K) and scales in {' or '.join(SCALE_DTYPES)}"
+        )
     shapes = {
         "channel": [(shape[0], 1), (shape[0],)],
         "tensor": [(), (1,), (1, 1)],
@@ -54,7 +56,7 @@ def find_scale(checkpoint: Checkpoint, name: str) -> tuple[str, str]:
     strategy = next((one for one in said if found in shapes[one]), None)
     if strategy is None:
         wanted = " or ".join(f"{shapes[one][0]} ({one})" for one in said) or "none"
-        raise BadCheckpoint(f"{name}: scales {found} for a weight {shape}; as config.json has it, they are {wanted}")
+        raise BadCheckpoint(f"{name}: scales {found} for a weight {shape}; config.json implies {wanted}")
     return scale_name, strategy
 
 
@@ -75,5 +77,5 @@ def _strategies(checkpoint: Checkpoint, scale_name: str) -> list[str]:
         blocks = [group.block for group in groups if group.strategy == "block"]
     if other := [block for block in blocks if block != size]:
         where = f"{scale_name}, in {checkpoint.folder / 'config.json'}"
-        raise BadCheckpoint(f"{where}: blocks are of {other[0]}; read are blocks of {oracle.BLOCK}x{oracle.BLOCK}")
+        raise BadCheckpoint(f"{where}: block size {other[0]} is not supported; only {oracle.BLOCK}x{oracle.BLOCK} is")
     return [one for one in ("channel", "tensor", "block") if one in strategies]

@@ -32,7 +32,7 @@ def read_config(model: Path) -> dict[str, Any]:
     config = read_json(path)
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise BadCheckpoint(f"{path}: architectures is {names!r:.80}; it names the model's class")
+        raise BadCheckpoint(f"{path}: architectures is {names!r:.80}; it must name the model's class")
     return config
 
 
@@ -80,16 +80,17 @@ class Expected:
         for name in sorted(mine):
             if found[name] != self.shapes[name]:
                 raise BadCheckpoint(
-                    f"{name} is {found[name]} in the checkpoint, {self.shapes[name]} by {self.folder / 'config.json'}"
+                    f"{name} is {found[name]} in the checkpoint, but {self.shapes[name]} according to "
+                    f"{self.folder / 'config.json'}"
                 )
         if (self.folder / INDEX).is_file():
             places = read_json(self.folder / INDEX).get("weight_map") or {}
             self._compare(set(found), set(places) - ({HEAD} if self.tied else set()))
 
     def _compare(self, found: set[str], wanted: set[str]) -> None:
-        for what, names in (("lacks", wanted - found), ("has, and the model has not,", found - wanted)):
+        for where, names in (("checkpoint", wanted - found), ("model", found - wanted)):
             if names:
-                raise BadCheckpoint(f"the checkpoint {what} {min(names)} ({len(names)} such tensors)")
+                raise BadCheckpoint(f"the {where} has no tensor {min(names)} ({len(names)} such tensors)")
 
     def _beyond(self, name: str) -> bool:
         """Return whether a tensor is of a layer of multi-token prediction, which transformers' classes do not have."""
@@ -103,8 +104,8 @@ def _built(model: Path, architecture: str) -> Any:
     kind = getattr(transformers, architecture, None)
     if not hasattr(kind, "config_class"):
         raise BadCheckpoint(
-            f"transformers {transformers.__version__} has no model {architecture!r:.80}, so that nobody knows which "
-            f"tensors it has; install a version that has"
+            f"transformers {transformers.__version__} has no model class {architecture!r:.80}, which defines "
+            "the model's tensors; install a version that has it"
         )
     try:
         config = kind.config_class.from_pretrained(model)
@@ -112,7 +113,7 @@ def _built(model: Path, architecture: str) -> Any:
             return kind(config)
     except Exception as error:  # what a wrong config.json makes of it is anything
         reason = " ".join(str(error).split())
-        raise BadCheckpoint(f"{model / 'config.json'} does not make a {architecture}: {reason:.300}") from error
+        raise BadCheckpoint(f"{model / 'config.json'} cannot build a {architecture}: {reason:.300}") from error
 
 
 def _ties(built: Any) -> dict[str, str]:

@@ -34,17 +34,17 @@ class Output:
         """Raise BadCheckpoint where OUT cannot be: in IN, around it, or where `check_new` does."""
         source = source.resolve()
         if self.out == source or source in self.out.parents or self.out in source.parents:
-            raise BadCheckpoint(
-                f"{self.out} and {source} are the same folder, or one is in the other; give another OUT"
-            )
+            raise BadCheckpoint(f"{self.out} and {source} are the same folder or nested; give another OUT")
         self.check_new()
 
     def check_new(self) -> None:
         """Raise BadCheckpoint unless OUT can be made, or is an empty folder that can be replaced."""
         if not self.out.parent.is_dir():
-            raise BadCheckpoint(f"{self.out.parent} is no folder; make it first")
+            raise BadCheckpoint(f"{self.out.parent} does not exist or is not a folder; create it first")
         if self.out.is_dir() and os.path.ismount(self.out):
-            raise BadCheckpoint(f"{self.out} is a mount point, which nothing can be renamed to; give a folder in it")
+            raise BadCheckpoint(
+                f"{self.out} is a mount point, which the output cannot be renamed to; give a folder inside it"
+            )
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise BadCheckpoint(f"{self.out} is not empty; give a new folder")
 
@@ -65,7 +65,9 @@ class Output:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise BadCheckpoint(f"another command is writing {self.partial}; wait for it, or end it") from error
+                raise BadCheckpoint(
+                    f"another command is writing {self.partial}; wait for it to finish, or stop it"
+                ) from error
             self._begin(request, names)
             yield
             os.rename(self.partial, self.out)  # onto an empty folder, if there is one
@@ -80,7 +82,7 @@ class Output:
         begun = (self.partial / MANIFEST).is_file()
         if strange := sorted(set(map(str, held)) - (known if begun else {f"{MANIFEST}{WRITING}"})):
             raise BadCheckpoint(
-                f"{self.partial / strange[0]} is in the way, and no part of a half-finished conversion; move it"
+                f"{self.partial / strange[0]} does not belong to an unfinished conversion; move it away"
             )
         if not begun:
             self.add(MANIFEST, as_json(request))
@@ -90,7 +92,7 @@ class Output:
                 changed = key in ("source", MODIFIED)
                 what = "IN has changed since" if changed else f"{key} {before[key]!r}, now {value!r}"
                 again = f"finish that one, or remove {self.partial}"
-                raise BadCheckpoint(f"{self.partial} was begun by another command ({what}); {again}")
+                raise BadCheckpoint(f"{self.partial} was started by another command ({what}); {again}")
 
     def finished(self, shard: str, specs: Mapping[str, Spec]) -> Digest | None:
         """The digest of a shard that an earlier run has finished; None unless it has this header and this size."""
@@ -132,7 +134,7 @@ def check_room(folder: Path, needed: int) -> None:
     """Raise BadCheckpoint if a disk has less than `needed` bytes left."""
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise BadCheckpoint(f"the disk of {folder} is too full: {needed:,} bytes are needed, {free:,} are free")
+        raise BadCheckpoint(f"not enough disk space for {folder}: {needed:,} bytes needed, {free:,} free")
 
 
 def sync(folder: Path) -> None:

@@ -132,4 +132,4 @@ def not_finite(name: str, tensor: torch.Tensor) -> BadCheckpoint:
         found = (
             f"{beyond} of {tensor.numel()} elements are beyond BF16's range of {torch.finfo(torch.bfloat16).max:.3g}"
         )
-    return BadCheckpoint(f"{name}: {found}; convert a healthy checkpoint")
+    return BadCheckpoint(f"{name}: {found}; convert a checkpoint without such values")

@@ -3,7 +3,7 @@
 Linear layers and experts are quantized. Layers that engines and recipes keep in full precision are copied: embeddings,
 heads, norms, routers, vision and audio towers with their projectors, and the few linear layers that vLLM builds without
 quantization whatever the config says: DeepSeek's eh_proj (multi-token prediction) and its indexer's wk and
-weights_proj. A tensor of a quantized weight is not carried over, nor a weight that is no float.
+weights_proj. Tensors that belong to a quantized weight, and weights that are not floats, are errors.
 """
 
 from collections import Counter
@@ -41,9 +41,9 @@ class Plan:
     """A conversion.
 
     Attributes:
-        shards: pieces by the name of the shard, in IN as in OUT.
-        left: linear layers that stay as they are, by name.
-        kinds: how many weights are quantized, and how many are not, by the reason.
+        shards: pieces by the name of the shard, which is the same in IN and OUT.
+        left: names of linear layers that are not quantized.
+        kinds: number of quantized weights, and of unquantized ones by reason.
     """
 
     shards: dict[str, list[Piece]] = field(default_factory=dict)
@@ -64,9 +64,10 @@ def plan_quantizing(checkpoint: Checkpoint, scheme: Scheme, format: str, ignored
     """Plan the conversion of all matrices of linear layers and experts to codes and scales.
 
     Raises:
-        BadCheckpoint: a layer that the scheme cannot hold, a weight that is quantized already or no float, one whose
-            rows are inputs, linear layers and stacks of another rank, or two tensors of one name.
-        PatternError: a pattern that matches nothing, or a part of what engines fuse.
+        BadCheckpoint: a layer that the scheme does not support, a weight that is already quantized or not a float, a
+            weight whose rows are inputs, linear layers or stacks with another number of dimensions, or two tensors with
+            one name.
+        PatternError: a pattern matches nothing, or only a part of a fused layer.
     """
     plan, layers = Plan(), layers_of(_layers(checkpoint))
     skipped = ignored.among(layers, "IN")
@@ -92,15 +93,17 @@ def plan_quantizing(checkpoint: Checkpoint, scheme: Scheme, format: str, ignored
                 plan.left.append(layer)
     _check_names(checkpoint, plan)
     if not plan.kinds["quantized"]:
-        raise BadCheckpoint(f"{checkpoint.folder} has no linear layer to quantize; {len(plan.left)} are not quantized")
+        raise BadCheckpoint(
+            f"{checkpoint.folder} has no linear layer to quantize; {len(plan.left)} layers are kept as they are"
+        )
     return plan
 
 
 def plan_undoing(checkpoint: Checkpoint, quantized: Quantized) -> Plan:
-    """Plan the conversion of all quantized weights, and the rest of the model, to BF16; scales of a KV cache go.
+    """Plan the conversion of the whole model to BF16; the scales of a KV cache are dropped.
 
     Raises:
-        BadCheckpoint: a tensor that is quantized and not undone, two tensors of one name, or nothing to do.
+        BadCheckpoint: a quantized tensor that cannot be dequantized, two tensors with one name, or nothing to do.
     """
     plan, stored = Plan(), {quantized.stored_as(name): name for name in quantized.readers}
     rounded = becoming_bf16(checkpoint.config)
@@ -116,7 +119,7 @@ def plan_undoing(checkpoint: Checkpoint, quantized: Quantized) -> Plan:
             pieces.append(Copy(Part(tensor, checkpoint.shape(tensor)), tensor, "BF16" if dtype in rounded else dtype))
     _check_names(checkpoint, plan)
     if not plan.kinds and not any(checkpoint.dtype(name) in rounded for name in checkpoint.names):
-        raise BadCheckpoint(f"{checkpoint.folder} is not quantized, and nothing else in it would become BF16")
+        raise BadCheckpoint(f"{checkpoint.folder} is not quantized and has no tensor to convert to BF16")
     return plan
 
 
@@ -141,16 +144,18 @@ def why_unquantized(layer: str) -> str | None:
 
 
 def check_kept(checkpoint: Checkpoint, name: str) -> None:
-    """Raise BadCheckpoint if a tensor belongs to a quantized weight, or is a weight that is no float."""
+    """Raise BadCheckpoint if a tensor belongs to a quantized weight, or is a weight but not a float."""
     dtype, (layer, _, leaf) = checkpoint.dtype(name), name.rpartition(".")
     if leaf == "bias" and len(checkpoint.shape(name)) == MASK_RANK:
         return
     if leaf in BESIDE:
-        raise BadCheckpoint(f"{name} belongs to a quantized weight, and {layer} has none that is known; remove it")
+        raise BadCheckpoint(
+            f"{name} belongs to a quantized weight, but {layer} has no weight in a known format; remove the tensor"
+        )
     if dtype in EIGHT_BITS or (leaf.endswith(WEIGHTS) and dtype not in FLOATS):
-        known = f"weights are {', '.join(FLOATS)}"
+        known = f"unquantized weights are {', '.join(FLOATS)}"
         lacking = f", and there is no {name}_scale" if f"{name}_scale" not in checkpoint else ""
-        raise BadCheckpoint(f"{name} is {dtype}{lacking}: is it quantized, in a way that is not known? {known}")
+        raise BadCheckpoint(f"{name} is {dtype}{lacking}: it may be quantized in an unknown format; {known}")
 
 
 def _layers(checkpoint: Checkpoint) -> Iterator[str]:
@@ -164,7 +169,7 @@ def _is_layer(name: str, part: Part) -> bool:
 
 
 def _parts(checkpoint: Checkpoint, name: str) -> Iterator[tuple[str, Part]]:
-    """A tensor, or each expert of a stack, by the name that it has in a quantized checkpoint."""
+    """Yield a tensor, or each expert of a stack, with its name in a quantized checkpoint."""
     shape = checkpoint.shape(name)
     if name.endswith(tuple(f".experts.{leaf}" for leaf in STACKS)):
         _check_stack(checkpoint, name)
@@ -175,47 +180,47 @@ def _parts(checkpoint: Checkpoint, name: str) -> Iterator[tuple[str, Part]]:
 
 
 def _check_stack(checkpoint: Checkpoint, name: str) -> None:
-    """A layer's stacks are (E, 2 * intermediate, hidden) and (E, hidden, intermediate), not the other way round."""
+    """Check that a layer's stacks are (E, 2 * intermediate, hidden) and (E, hidden, intermediate), not transposed."""
     layer = name.rpartition(".")[0]
     names = [f"{layer}.{leaf}" for leaf in STACKS]
     if missing := [other for other in names if other not in checkpoint]:
-        raise BadCheckpoint(f"{name} is a stack of experts, but there is no {missing[0]}")
+        raise BadCheckpoint(f"{name} holds stacked experts, but {missing[0]} is missing")
     gate_up, down = (checkpoint.shape(other) for other in names)
     if len(gate_up) != 3 or down != (gate_up[0], gate_up[2], gate_up[1] // 2) or gate_up[1] % 2:
         wanted = "(experts, 2 * intermediate, hidden) and (experts, hidden, intermediate)"
         raise BadCheckpoint(
-            f"{' and '.join(names)} are {gate_up} and {down}; read are {wanted}. Save the experts one by one"
+            f"{' and '.join(names)} are {gate_up} and {down}; supported: {wanted}. Save each expert as its own tensors"
         )
 
 
 def _check_rank(name: str, part: Part) -> None:
-    """A linear layer is a matrix; experts in one tensor are known by the names of their stacks."""
+    """Check that a linear layer is a matrix; experts in one tensor must have the names of stacks."""
     layer, _, leaf = name.rpartition(".")
     linear = leaf == "weight" and layer.endswith("_proj") and why_unquantized(layer) is None
     if linear or (len(part.shape) == 3 and layer.endswith(".experts")):
         wanted = "a linear layer is (outputs, inputs)" if linear else f"stacks are {' and '.join(STACKS)}"
-        raise BadCheckpoint(f"{name} is {part.shape}; {wanted}: nothing is known of how to quantize it")
+        raise BadCheckpoint(f"{name} is {part.shape}; {wanted}; this layout cannot be quantized")
 
 
 def _check_rows(checkpoint: Checkpoint, part: Part, layer: str) -> None:
-    """Check that the rows of a weight are its outputs, as its bias tells; not so in Conv1D, which GPT-2 has."""
+    """Check by the bias that the rows of a weight are its outputs, unlike in GPT-2's Conv1D."""
     bias = f"{layer}.bias"
     if bias in checkpoint and checkpoint.shape(bias) != part.shape[:1]:
         raise BadCheckpoint(
-            f"{part.source} is {part.shape} and {bias} {checkpoint.shape(bias)}: the rows are not the outputs (GPT-2's "
-            f"Conv1D?); only linear layers of (outputs, inputs) are quantized"
+            f"{part.source} is {part.shape} and {bias} {checkpoint.shape(bias)}: its rows are not its outputs "
+            "(GPT-2's Conv1D?); only weights of shape (outputs, inputs) can be quantized"
         )
 
 
 def _checked(checkpoint: Checkpoint, part: Part, layer: str, whole: str, scheme: Scheme) -> tuple[int, int]:
-    """The shape of a weight that can be quantized; `whole` is the engine's layer that it is a part of."""
+    """Return the shape of a weight after checking it; `whole` is the engine's layer that it is a part of."""
     if 0 in part.shape:
-        raise BadCheckpoint(f"{part.source} is {part.shape}: there is nothing in it to quantize")
+        raise BadCheckpoint(f"{part.source} is {part.shape}: it has no elements to quantize")
     check_kept(checkpoint, part.source)
     if not definition_of(scheme).takes(part.shape[1]):
-        cut = f"rows of {part.shape[1]} elements cannot be cut into groups of {scheme.group}"
+        cut = f"rows of {part.shape[1]} elements are not divisible into groups of {scheme.group}"
         raise BadCheckpoint(
-            f"{layer}: {cut}; leave it as it is with --ignore {whole}, or --ignore 're:...' for several"
+            f"{layer}: {cut}; keep it unquantized with --ignore {whole}, or --ignore 're:...' for several layers"
         )
     return part.shape
 

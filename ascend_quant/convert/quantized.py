@@ -48,17 +48,18 @@ class Quantized:
         method, algorithm = section.get("quant_method", METHOD), section.get("quant_algo")
         if described_types(checkpoint) is None and (method, algorithm) not in METHODS:
             undone = "compressed-tensors (int8, fp8, int4), fp8, ModelOpt's FP8 and ModelSlim's W8A8 can be undone"
-            raise BadCheckpoint(f"{checkpoint.folder} is quantized ({said}); {undone}: take the model in BF16")
+            raise BadCheckpoint(f"{checkpoint.folder} is quantized ({said}); {undone}: start from the BF16 model")
         if also := [key for key in ALSO_DONE if _does_something(section.get(key))]:
             raise BadCheckpoint(
-                f"{checkpoint.folder / 'config.json'} has a {also[0]}: weights so changed are not undone"
+                f"{checkpoint.folder / 'config.json'} has a {also[0]}, which cannot be undone; start from the "
+                "BF16 model"
             )
         self._find_int8()
         self._find_fp8()
         self._find_int4()
         if not self.readers:
             raise BadCheckpoint(
-                f"{checkpoint.folder} says that it is quantized, but no weight in it is int8, fp8 or int4"
+                f"{checkpoint.folder} declares a quantization, but none of its weights is int8, fp8 or int4"
             )
         layers = [name.removesuffix("weight") for name in self.readers]
         self.beside = {f"{layer}{leaf}" for layer in layers for leaf in BESIDE} & set(checkpoint.names)
@@ -72,9 +73,10 @@ class Quantized:
         scaled = [name for name in codes if any(f"{stems[name]}{scale}" in self.checkpoint for scale in SCALES)]
         if scaled:
             raise BadCheckpoint(
-                f"{scaled[0]} is {self.checkpoint.dtype(scaled[0])} and has a scale, like {len(scaled)} weights in "
-                f"{self.checkpoint.folder}, and nothing there says how they were quantized: put back config.json's "
-                f"quantization_config (quant_method; weight_block_size or config_groups), {DESCRIPTION} or {MODELOPT}"
+                f"{scaled[0]} is {self.checkpoint.dtype(scaled[0])} and has a scale, like {len(scaled)} "
+                f"weights in {self.checkpoint.folder}, and nothing there says how they were quantized: "
+                "restore config.json's quantization_config (quant_method; weight_block_size or "
+                f"config_groups), {DESCRIPTION} or {MODELOPT}"
             )
 
     def _find_int8(self) -> None:
@@ -83,7 +85,8 @@ class Quantized:
         found = read_w8a8(self.checkpoint)
         if lost := [name for name in self.checkpoint.names if name.endswith(".quant_bias")]:
             raise BadCheckpoint(
-                f"{lost[0]}: a layer with static activations holds its bias in int32; that is not undone"
+                f"{lost[0]}: layers with static activation scales have an int32 bias, which cannot be "
+                "dequantized; start from the BF16 model"
             )
         for name in found.quantized:
             if self.checkpoint.dtype(name) != fp8.FP8:
@@ -101,7 +104,7 @@ class Quantized:
             if packed.endswith(f".weight{PACKED}"):
                 name = packed.removesuffix(PACKED)
                 if name in self.checkpoint:
-                    raise BadCheckpoint(f"{name} is there, and {packed} too: which one is the weight? Remove the other")
+                    raise BadCheckpoint(f"both {name} and {packed} exist; remove the one that is not the weight")
                 check_int4(self.checkpoint, name, self._int4_groups())
                 self.readers[name] = partial(packed_and_scale, self.checkpoint, name)
 
@@ -116,8 +119,9 @@ class Quantized:
         added = [name for name in biases if name not in known]
         if shifting := [name for name in added if bool(self.checkpoint.tensor(name).any())]:
             raise BadCheckpoint(
-                f"{shifting[0]}: the model has no such bias ({len(shifting)} of them): asymmetric outlier suppression "
-                "shifts activations by it, which is not undone; take the BF16 model, or quantize by a symmetric method"
+                f"{shifting[0]}: the model has no such bias ({len(shifting)} of them): asymmetric outlier "
+                "suppression shifts activations by it, which cannot be undone; start from the BF16 model, or "
+                "quantize with a symmetric method"
             )
         return set(added)
 
@@ -163,9 +167,9 @@ def check_int4(checkpoint: Checkpoint, name: str, groups: list[Group]) -> None:
     """
     for leaf in INT4_REFUSED:
         if f"{name}{leaf}" in checkpoint:
-            raise BadCheckpoint(f"{name}{leaf}: only symmetric groups of neighbours can be undone")
+            raise BadCheckpoint(f"{name}{leaf}: only symmetric groups of adjacent channels can be dequantized")
     if f"{name}_scale" not in checkpoint:
-        raise BadCheckpoint(f"{name}: there is no {name}_scale in {checkpoint.folder}")
+        raise BadCheckpoint(f"{name}: {name}_scale is missing in {checkpoint.folder}")
     rows, columns = int4_shape(checkpoint, name)
     (dtype, shape), (scale_dtype, scale_shape) = (
         (checkpoint.dtype(one), checkpoint.shape(one)) for one in (f"{name}{PACKED}", f"{name}_scale")
@@ -176,7 +180,7 @@ def check_int4(checkpoint: Checkpoint, name: str, groups: list[Group]) -> None:
     if not fits or scale_dtype not in FLOATS or scale_shape not in fitting:
         found = f"{dtype} {shape} with scales {scale_dtype} {scale_shape}"
         said = f"config.json has int4 in groups of {', '.join(map(str, sorted(sizes))) or 'no size'}"
-        raise BadCheckpoint(f"{name}: {found} is no int4 weight of shape ({rows}, {columns}); {said}")
+        raise BadCheckpoint(f"{name}: {found} is not an int4 weight of shape ({rows}, {columns}); {said}")
 
 
 def int4_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
@@ -187,8 +191,8 @@ def int4_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
     """
     beside = f"{name}_shape"
     if beside not in checkpoint:
-        raise BadCheckpoint(f"{name}: there is no {beside} in {checkpoint.folder}")
+        raise BadCheckpoint(f"{name}: {beside} is missing in {checkpoint.folder}")
     if checkpoint.dtype(beside) not in ("I64", "I32") or checkpoint.shape(beside) != (2,):
         found = f"{checkpoint.dtype(beside)} {checkpoint.shape(beside)}"
-        raise BadCheckpoint(f"{beside} is {found}; a weight's shape is two integers")
+        raise BadCheckpoint(f"{beside} is {found}; a weight's shape must be two integers")
     return tuple(checkpoint.tensor(beside).tolist())

@@ -110,7 +110,9 @@ def open_device(name: str) -> torch.device:
             import_module(MODULES[name])
         torch.zeros(1, device=name)
     except (ImportError, RuntimeError, AssertionError) as error:  # torch without CUDA raises the last
-        raise BadCheckpoint(f"no device {name!r} here ({first_line(error)}); --device cpu always works") from error
+        raise BadCheckpoint(
+            f"device {name!r} is not available ({first_line(error)}); --device cpu always works"
+        ) from error
     return torch.device(name)
 
 
@@ -132,7 +134,7 @@ def check_device(device: torch.device, scheme: Scheme) -> None:
         ) from error
     same_codes = torch.equal(torch.cat(chunks).view(torch.int8), codes_NK.view(torch.int8))
     if not (same_codes and torch.equal(found.reshape(-1), scale.reshape(-1))):
-        raise BadCheckpoint(f"{device} makes other codes of scheme {scheme.name} than a CPU; use --device cpu")
+        raise BadCheckpoint(f"{device} gives other {scheme.name} values than a CPU; use --device cpu")
 
 
 def first_line(error: Exception) -> str:

@@ -39,7 +39,7 @@ def size(spec: Spec) -> int:
         BadCheckpoint: of a dtype without whole bytes.
     """
     if spec.dtype not in BYTES:
-        raise BadCheckpoint(f"a tensor of dtype {spec.dtype} cannot be carried over; known are {', '.join(BYTES)}")
+        raise BadCheckpoint(f"a tensor of dtype {spec.dtype} cannot be copied; supported dtypes: {', '.join(BYTES)}")
     return math.prod(spec.shape) * BYTES[spec.dtype]
 
 
@@ -83,7 +83,7 @@ class ShardFile:
         """
         spec = self.specs[name]
         if rows.element_size() != BYTES[spec.dtype]:
-            raise ValueError(f"{name} is {spec.dtype} in the header; {rows.dtype} came to be written")
+            raise ValueError(f"{name} is {spec.dtype} in the header, but the data is {rows.dtype}")
         row = size(spec) // spec.shape[0] if spec.shape and spec.shape[0] else size(spec)
         content = memoryview(rows.contiguous().reshape(-1).view(torch.uint8).numpy())
         self._put(len(self.layout.header) + self.layout.starts[name] + first_row * row, content)

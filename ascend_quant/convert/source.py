@@ -21,7 +21,7 @@ def open_source(folder: Path) -> Checkpoint:
             something else than the files.
     """
     if not folder.is_dir():
-        raise BadCheckpoint(f"{folder} is no folder; give a local Hugging Face checkpoint")
+        raise BadCheckpoint(f"{folder} is not a folder; give a local Hugging Face checkpoint")
     checkpoint = Checkpoint(folder)
     _ = checkpoint.config  # an error if there is none
     check_index(checkpoint)
@@ -36,12 +36,14 @@ def check_index(checkpoint: Checkpoint) -> None:
     for name, file in places.items():
         if name not in checkpoint or checkpoint.file_of(name).name != file:
             raise BadCheckpoint(
-                f"{checkpoint.index} says that {name} is in {file}, and it is not; download {file} again"
+                f"{checkpoint.index} says that {name} is in {file}, but it is not; download {file} again"
             )
     for name in checkpoint.names:
         if name not in places:
             file = checkpoint.file_of(name)
-            raise BadCheckpoint(f"{file} holds {name}, which {checkpoint.index.name} does not name; complete the index")
+            raise BadCheckpoint(
+                f"{file} holds {name}, which {checkpoint.index.name} does not list; add it to the index"
+            )
 
 
 def quantization(checkpoint: Checkpoint) -> str | None:
@@ -94,9 +96,14 @@ def other_files(folder: Path) -> Iterator[Path]:
         if any(part.startswith(".") for part in inside.parts) or (path.is_dir() and not path.is_symlink()):
             continue
         if not path.is_file():
-            raise BadCheckpoint(f"{path} is no file, and cannot be carried over; put the files there, or remove it")
+            raise BadCheckpoint(
+                f"{path} is not a regular file and cannot be copied; replace it with the file, or remove it"
+            )
         if inside.name.startswith((ADAPTER, "adapter_config")):
-            raise BadCheckpoint(f"{path} is of a LoRA adapter: merge it into its model first (PEFT), or move it away")
+            raise BadCheckpoint(
+                f"{path} belongs to a LoRA adapter: merge the adapter into its model first (PEFT), or move the "
+                "file away"
+            )
         written_anew = inside.name in ("config.json", MANIFEST, MODELOPT) and len(inside.parts) == 1
         if not (written_anew or inside.name.endswith((*WEIGHTS, *INDICES)) or inside.match(DESCRIPTION)):
             yield inside

@@ -114,10 +114,10 @@ class Loading(TorchDispatchMode):
         # Sharded: this rank took whole/shards of it, or a multiple where ranks hold copies (key/value heads).
         misfit = source.taken > whole or source.taken * self.shards % whole
         if not source.padded and (misfit or wanted not in (None, whole)):
-            has = f"{source.taken} of its {whole} elements found a place"
+            has = f"only {source.taken} of its {whole} elements were loaded"
             raise RefitError(
                 f"{source.name}: shape {tuple(source.tensor.shape)} is not what the model expects: "
-                + (has if misfit else f"it has {whole} elements, {wanted} are needed")
+                + (has if misfit else f"it has {whole} elements, expected {wanted}")
             )
         self.refit.received.count(1, source.nbytes)
         self.refit.record(source.name, source.entry)
@@ -140,15 +140,15 @@ class Loading(TorchDispatchMode):
         name = source.name
         if any(resident is not None and resident.name == name for resident in self.residents.values()):
             return RefitError(
-                f"{name}: the model's loader took it and wrote nothing, though the model has a parameter of this name: "
-                "loaders that gather tensors before they write are not served"
+                f"{name}: the model's loader received this tensor and wrote nothing, although the model has a "
+                "parameter of this name: loaders that collect tensors before they write are not supported"
             )
         if source.elsewhere is not None:
             return RefitError(
-                f"{name}: the engine's loader wrote it into a buffer ({source.elsewhere}), and only parameters are "
-                "refitted: serve this model with vLLM's own class of it, or without ascend_quant"
+                f"{name}: the engine's loader wrote this tensor into a buffer ({source.elsewhere}), but a refit "
+                "updates only parameters: serve this model with vLLM's own model class, or without ascend_quant"
             )
-        return RefitError(f"extra tensor {name}: {self._misnamed(name) or 'this model has no place for it'}")
+        return RefitError(f"extra tensor {name}: {self._misnamed(name) or 'this model has no parameter for it'}")
 
     def __torch_dispatch__(
         self,
@@ -164,7 +164,10 @@ class Loading(TorchDispatchMode):
                 self._write(func, self.residents[key], target, args)
                 return target
             if func is COPY and target.dtype in CODES.values() and args[1].dtype in FLOATS:
-                raise RefitError(f"{self._name()}: floats are being cast into {target.dtype} that is not resident")
+                raise RefitError(
+                    f"{self._name()}: a loader copied floats into a {target.dtype} buffer that ascend_quant does not "
+                    "manage; please report this model class"
+                )
             if func is COPY and self.source is not None and self.source.holds(args[1]):
                 self.source.elsewhere = f"{target.dtype} of shape {tuple(target.shape)}"
         return func(*args, **(kwargs or {}))
@@ -173,10 +176,10 @@ class Loading(TorchDispatchMode):
         self, func: Callable[..., Any], resident: ResidentWeight | None, target: torch.Tensor, args: Sequence[Any]
     ) -> None:
         if resident is None:
-            raise RefitError(f"{self._name()}: scales are computed by the engine; send BF16 weights alone")
+            raise RefitError(f"{self._name()}: the engine computes scales itself; send only BF16 weights")
         source = self.source
         if source is None:
-            raise RefitError("a loader wrote a resident weight before it was given any tensor")
+            raise RefitError("a weight loader wrote to an engine parameter before it received a tensor")
         try:
             if func is COPY:
                 self._copy(source, resident, target, args[1])
@@ -194,8 +197,8 @@ class Loading(TorchDispatchMode):
         resident.check_dtype(source.tensor.dtype, source.coded)  # whatever a loader makes of it
         if resident.of_tensors and not own:
             raise RefitError(
-                f"{source.name}: the engine rearranges it, so one scale for the whole tensor cannot be found; "
-                "use scheme fp8"
+                f"{source.name}: the engine rearranges this tensor, so a scale for the whole tensor cannot be "
+                "computed; use scheme fp8"
             )
         whole = source.whole_rows(shard) if own else None
         exact, given = self._by_profile(source, resident, shard, own)
@@ -220,12 +223,16 @@ class Loading(TorchDispatchMode):
             return False, None
         quantized = bool(resident.codes)
         if source.coded:
-            raise RefitError(f"{source.name}: a profile smooths weights before they are quantized; send BF16 weights")
+            raise RefitError(
+                f"{source.name}: the profile has to smooth weights before quantization; send BF16 weights instead "
+                "of quantized ones"
+            )
         smoothing.note(source.name, quantized)
         scale_N = smoothing.scale_of(source.name) if quantized else None
         if scale_N is not None and not own:
             raise RefitError(
-                f"{source.name}: the engine rearranges it, so its frozen scales do not fit; use fresh ones"
+                f"{source.name}: the engine rearranges this tensor, so the profile's frozen scales do not "
+                "fit; leave the option frozen_scales out"
             )
         return smoothing.is_exact(source.name), None if scale_N is None else source.of_rows(scale_N, shard)
 
@@ -244,7 +251,7 @@ def guard(loader: Callable[..., Any], name: str, loading: Callable[[], bool]) ->
     @wraps(loader)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         if not loading():
-            raise RefitError(f"{name}: its loader was called directly; write weights through model.load_weights")
+            raise RefitError(f"{name}: its weight loader was called directly; load weights through model.load_weights")
         return loader(*args, **kwargs)
 
     return guarded
@@ -277,7 +284,10 @@ class Source:
         length = self.tensor.shape[1]
         strides = shard.stride()[:-1]
         if shard.stride(-1) != 1 or any(stride % length for stride in strides):
-            raise RefitError(f"{self.name}: the engine takes its columns for rows, so its frozen scales do not fit")
+            raise RefitError(
+                f"{self.name}: the engine transposes this tensor, so the profile's frozen scales do not fit; "
+                "leave the option frozen_scales out"
+            )
         first = offset_in(shard, self.tensor) // length
         return per_row.as_strided(shard.shape[:-1], [stride // length for stride in strides], first)
 

@@ -20,15 +20,18 @@ def misnamed(name: str, known: Collection[str]) -> str | None:
     prefix = next((".".join(parts[:i]) + "." for i in range(1, len(parts)) if ".".join(parts[i:]) in known), None)
     if peft := [part for part in parts if part in PEFT or part.startswith(ADAPTER)]:
         what = prefix or f"{peft[0]}."
-        return f"{what} in its name is PEFT's: merge the adapter (merge_and_unload) and send what that returns"
+        return (
+            f"{what} in its name comes from PEFT: merge the adapter (merge_and_unload) and send the tensors of the "
+            "merged model"
+        )
     if prefix is not None:
-        return f"the engine's name has no {prefix} before it: send it by name.removeprefix({prefix!r})"
+        return f"the engine's name for it has no prefix {prefix!r}: send it as name.removeprefix({prefix!r})"
     for i in range(1, len(parts) - 1):
         if ".".join([*parts[:i], *parts[i + 1 :]]) in known:
             inner = f"{parts[i]}."
-            return f"the engine's name has no {inner} in it: send it by name.replace({inner!r}, '')"
+            return f"the engine's name for it does not contain {inner!r}: send it as name.replace({inner!r}, '')"
     longer = [other for other in known if len(parts) > 1 and other.endswith(f".{name}")]
     if longer:
         prefix = min(longer, key=len).removesuffix(name)
-        return f"the engine's name begins with {prefix}: send it by {prefix!r} + name"
+        return f"the engine's name for it begins with {prefix!r}: send it as {prefix!r} + name"
     return None

@@ -65,7 +65,7 @@ class Options:
             raise ValueError(f"ascend_quant option kv_cache={self.kv_cache!r}: give one of {', '.join(KV_CACHES)}")
         if self.frozen_scales and self.profile is None:
             raise ValueError(
-                "ascend_quant option frozen_scales: the scales are a profile's; give the option profile too"
+                "ascend_quant option frozen_scales needs the scales of a profile; set the option profile too"
             )
         if self.exact:
             self._check_exact()
@@ -78,7 +78,7 @@ class Options:
         for name in ("scheme", "ignore", "profile", "kv_cache", "lm_head_fp32"):
             given, needed = getattr(self, name), getattr(plain, name)
             if given != needed:
-                raise ValueError(f"ascend_quant options exact and {name}={given!r}: exact is for {name}={needed!r}")
+                raise ValueError(f"ascend_quant options exact and {name}={given!r}: exact needs {name}={needed!r}")
 
     @classmethod
     def of(cls: type[Self], config: Mapping[str, Any]) -> Self:
@@ -97,7 +97,9 @@ class Options:
 def _check_pattern(pattern: object) -> None:
     """Raise ValueError unless this is a possible layer name, or a regular expression."""
     if not isinstance(pattern, str) or pattern in ("", "re:"):  # the second matches every layer
-        raise ValueError(f"ascend_quant option ignore: {pattern!r}: give names of layers, or re: and an expression")
+        raise ValueError(
+            f"ascend_quant option ignore: {pattern!r} must be a layer name, or re: and a regular expression"
+        )
     try:
         Ignored([pattern])
     except PatternError as error:
@@ -107,9 +109,11 @@ def _check_pattern(pattern: object) -> None:
 def _check_replica(own: object) -> None:
     """Raise ValueError unless these are valid options of a replica."""
     if not isinstance(own, Mapping) or "replicas" in own:
-        raise ValueError(f"ascend_quant option replicas: {own!r}: give the options of one replica")
+        raise ValueError(f"ascend_quant option replicas: {own!r} must be a mapping with the options of one replica")
     if "kv_cache" in own:  # it is part of an engine's configuration, which is made before its replicas
-        raise ValueError("ascend_quant option replicas: kv_cache is that of all replicas: give it beside them")
+        raise ValueError(
+            "ascend_quant option replicas: kv_cache must be the same for all replicas: set it outside replicas"
+        )
 
 
 def known(cls: type[Options], options: Mapping[str, Any]) -> Mapping[str, Any]:

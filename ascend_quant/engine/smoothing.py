@@ -113,8 +113,9 @@ class Smoothing(Check):
         missed = [name for name in self.rules if name not in self._met and not self._may_miss(name)]
         if missed:
             raise RefitError(
-                f"{len(missed)} of the profile's {len(self.rules)} parameters never came, so the model is not smoothed "
-                f"as a whole: {_listed(missed)}. Make the profile of this very model, with the names that are sent"
+                f"{len(missed)} of the profile's {len(self.rules)} parameters were not sent, so the model is "
+                f"only partly smoothed: {_listed(missed)}. Create the profile from this model, with the "
+                "parameter names that the trainer sends"
             )
         if self._unsmoothed:
             count, names = len(self._unsmoothed), _listed(sorted(self._unsmoothed))
@@ -139,8 +140,9 @@ class Smoothing(Check):
         """Check that no factor reaches a parameter without a rule."""
         if (source := reaches(self.rules, name)) is not None:
             raise RefitError(
-                f"{name}: the profile has no rule for it, but smooths {source}, which changes what it computes; make "
-                "the profile of this very model with `ascend-quant profile` (FlashRL's leaves experts and routers out)"
+                f"{name}: the profile has no rule for this parameter, but smooths {source}, whose output it "
+                "reads; create the profile from this model with `ascend-quant profile` (FlashRL's leaves "
+                "experts and routers out)"
             )
         self._unreached.add(name)
 
@@ -168,19 +170,21 @@ class Smoothing(Check):
 def _check_rule(name: str, rule: Rule, frozen: bool) -> None:
     for part, tensor in rule.tensors().items():
         if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
-            raise BadCheckpoint(f"{name}: the profile's {part} has NaN or Inf, or no floats; make the profile again")
+            raise BadCheckpoint(
+                f"{name}: the profile's {part} has NaN or Inf, or is not a float tensor; create the profile again"
+            )
         size = tensor.abs()
         if part != "scale" and ((size < 1 / LARGEST) | (size > LARGEST)).any():
             raise BadCheckpoint(
-                f"{name}: the profile's {part} has {float(size.min()):.3g} to {float(size.max()):.3g}, which no "
-                "smoothing makes; make the profile again"
+                f"{name}: the profile's {part} has magnitudes from {float(size.min()):.3g} to "
+                f"{float(size.max()):.3g}, out of range for smoothing; create the profile again"
             )
     if rule.scale is not None and ((rule.scale < oracle.TINY) & (rule.scale != 0)).any():
-        raise BadCheckpoint(f"{name}: the profile's scale has negative or denormal numbers; make the profile again")
+        raise BadCheckpoint(f"{name}: the profile's scale has negative or subnormal elements; create the profile again")
     if frozen and rule.quantized and rule.scale is not None and (rule.scale == 0).any():
         row = int((rule.scale == 0).nonzero()[0])
         raise BadCheckpoint(
-            f"{name}: the profile's scale of row {row} is 0: frozen, it would keep that row 0 for ever; leave "
+            f"{name}: the profile's scale of row {row} is 0, which would keep that row 0 in every sync; leave "
             "frozen_scales out"
         )
     if frozen and rule.quantized and rule.scale is None:
@@ -191,15 +195,15 @@ def _check_fit(name: str, tensor: torch.Tensor, rule: Rule) -> None:
     if tensor.dtype not in FLOATS:
         raise RefitError(f"{name}: got {tensor.dtype}; send BF16 weights, the engine smooths and quantizes them itself")
     if tensor.dim() not in (1, 2):
-        raise RefitError(f"{name}: shape {tuple(tensor.shape)}: a profile has rules for vectors and matrices only")
+        raise RefitError(f"{name}: shape {tuple(tensor.shape)}: a profile applies only to vectors and matrices")
     if tensor.dim() == 1 and rule.quantized:
-        raise RefitError(f"{name}: the profile quantizes a vector, which no engine does; make the profile again")
+        raise RefitError(f"{name}: the profile quantizes a vector, which no engine does; create the profile again")
     wanted = {"input_factor": tensor.shape[-1], "output_factor": tensor.shape[0], "scale": tensor.shape[0]}
     for part, held in rule.tensors().items():
         if held.shape != (wanted[part],):
             raise RefitError(
-                f"{name}: the profile's {part} has shape {tuple(held.shape)}, a tensor of shape {tuple(tensor.shape)} "
-                f"needs ({wanted[part]},); make the profile of this very model"
+                f"{name}: the profile's {part} has shape {tuple(held.shape)}, but the sent tensor of shape "
+                f"{tuple(tensor.shape)} needs ({wanted[part]},); create the profile from this model"
             )
 
 

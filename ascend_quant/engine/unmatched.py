@@ -62,7 +62,9 @@ class TiedHead:
             raise sent_twice(HEAD)
         self.resident.check_dtype(tensor.dtype)
         if tuple(tensor.shape) != self.shape:
-            raise RefitError(f"{HEAD}: shape {tuple(tensor.shape)}, but the embedding that it is tied to: {self.shape}")
+            raise RefitError(
+                f"{HEAD}: shape {tuple(tensor.shape)}, but the embedding that it is tied to has shape {self.shape}"
+            )
         self._came, own = True, tensor[self.rows]
         if self.resident.unwritten:
             self._kept = own.to(self.resident.data.device, self.resident.data.dtype, copy=True)
@@ -86,8 +88,8 @@ class TiedHead:
         self._kept = None
         if self._differing is not None and (count := int(self._differing)):
             raise RefitError(
-                f"{HEAD}: {count} elements are not those of {self.resident.name}, which computes the logits of this "
-                "model (tie_word_embeddings); send the same values, or the embedding alone"
+                f"{HEAD}: {count} elements differ from {self.resident.name}, which this model uses for the "
+                "logits (tie_word_embeddings); send the same values, or only the embedding"
             )
 
     def _compare(self, own: torch.Tensor) -> None:
@@ -153,7 +155,7 @@ class UnmatchedWeights(Check):
         if self._elsewhere:
             own = {_pattern(parted(name)[0]) for name, entry in entries.items() if not entry.is_idle}
             if strange := [name for name in self._elsewhere if _pattern(parted(name)[0]) not in own]:
-                raise RefitError(f"extra tensor {strange[0]}: no expert of this model has a tensor of that name")
+                raise RefitError(f"extra tensor {strange[0]}: this model has no expert tensor of that name")
 
     def _is_expert(self, name: str) -> bool:
         found = EXPERT.fullmatch(name) if self.experts else None

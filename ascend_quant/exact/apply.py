@@ -84,7 +84,10 @@ def apply_exact(model: nn.Module, tensor_parallel: int = 1) -> Applied:
         if module not in taken and (change := _other(name, module)) is not None
     ]
     if replaced := [change.name for change in (*layers, *others) if "forward" in vars(change.module)]:
-        raise NotExact(f"{replaced[0]}: something has replaced this module's forward; switch that off")
+        raise NotExact(
+            f"{replaced[0]}: this module's forward has been replaced, which exact training does not support; "
+            "disable what replaces it"
+        )
     attention.register()
     for _, module, kind, ranks in (*layers, *others):
         module.__class__, module.ranks = kind, ranks
@@ -97,16 +100,21 @@ def _check_model(model: nn.Module, tensor_parallel: int) -> None:
     config = model.config
     text = f"{type(model).__name__} (model_type {config.model_type!r})"
     if config.model_type not in FAMILIES:
-        raise NotExact(f"{text}: not compared with an engine; there is an exact trainer for: {', '.join(FAMILIES)}")
+        raise NotExact(f"{text}: not supported; exact training supports: {', '.join(FAMILIES)}")
     if hasattr(model, "peft_config"):
-        raise NotExact(f"{text}: with LoRA, whose products are not quantized in the engine: train all weights")
+        raise NotExact(
+            f"{text}: LoRA is not supported, as the engine does not quantize its products; train all weights"
+        )
     if tensor_parallel not in RANKS:
-        raise NotExact(f"tensor_parallel={tensor_parallel}: the engine's ranks add up in one order only if {RANKS}")
+        raise NotExact(
+            f"tensor_parallel={tensor_parallel}: the engine's all-reduce has a fixed order of summation only for sizes "
+            f"{RANKS}"
+        )
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in ROPES:
-        raise NotExact(f"{text}: rope_type={rope!r}; an exact trainer has: {', '.join(ROPES)}")
+        raise NotExact(f"{text}: rope_type={rope!r}; exact training supports: {', '.join(ROPES)}")
     if config.attention_dropout:
-        raise NotExact(f"{text}: attention_dropout={config.attention_dropout}: an engine drops nothing; set 0")
+        raise NotExact(f"{text}: attention_dropout={config.attention_dropout}: an engine applies no dropout; set 0")
 
 
 def _layer(name: str, module: nn.Module, ranks: int) -> Change:
@@ -117,12 +125,12 @@ def _layer(name: str, module: nn.Module, ranks: int) -> Change:
     if holds_experts(module) and is_silu(module.act_fn):
         intermediate = module.down_proj.shape[2]
         return Change(name, module, exact_class(ExactExperts, type(module)), _divisor(name, intermediate, ranks))
-    raise NotExact(f"{name}: a quantized layer of class {type(module).__name__}, which is not known here")
+    raise NotExact(f"{name}: quantized layers of class {type(module).__name__} are not supported")
 
 
 def _divisor(name: str, size: int, ranks: int) -> int:
     if size % ranks:
-        raise NotExact(f"{name}: {size} input channels cannot be cut among tensor_parallel={ranks} ranks")
+        raise NotExact(f"{name}: {size} input channels are not divisible by tensor_parallel={ranks}")
     return ranks
 
 
@@ -130,9 +138,9 @@ def _other(name: str, module: nn.Module) -> Change | None:
     """The change of any other module; None for a container, and where it computes as the engine does."""
     kind, leaf = type(module), name.rpartition(".")[2]
     if isinstance(module, (ExactNorm, ExactMLP, ExactRouter, ExactLinear, ExactExperts, ExactAngles)):
-        raise NotExact(f"{name} is exact already: build the model anew")
+        raise NotExact(f"{name} is already exact: build a new model")
     if getattr(module, "sliding_window", None) is not None:
-        raise NotExact(f"{name}: sliding_window={module.sliding_window}, which an engine's kernels treat otherwise")
+        raise NotExact(f"{name}: sliding_window={module.sliding_window}, which the engine's kernels treat differently")
     if kind.__name__.endswith("RMSNorm") and is_known_norm(module):
         return Change(name, module, exact_class(ExactNorm, kind))
     if leaf in ROUTERS and is_known_router(module):
@@ -144,7 +152,7 @@ def _other(name: str, module: nn.Module) -> Change | None:
     if isinstance(module, REST) or (leaf == "act_fn" and is_silu(module)):
         return None
     if next(module.children(), None) is None:
-        raise NotExact(f"{name}: a module of class {kind.__name__}, whose arithmetic is not known to be the engine's")
+        raise NotExact(f"{name}: modules of class {kind.__name__} are not known to compute what the engine computes")
     return None
 
 

@@ -43,9 +43,9 @@ def compare(engine_RS: torch.Tensor, trainer_RS: torch.Tensor, mask_RS: torch.Te
         ValueError: shapes that differ.
     """
     if (dtypes := (engine_RS.dtype, trainer_RS.dtype)) != (torch.float32, torch.float32):
-        raise TypeError(f"log-probabilities are compared as float32; the engine's and the trainer's are {dtypes}")
+        raise TypeError(f"log-probabilities of engine and trainer must be float32, not {dtypes}")
     if len(shapes := {tuple(tensor.shape) for tensor in (engine_RS, trainer_RS, mask_RS)}) > 1:
-        raise ValueError(f"log-probabilities and mask of one shape are compared, not {sorted(shapes)}")
+        raise ValueError(f"log-probabilities and mask must have the same shape, not {sorted(shapes)}")
     mask_RS = mask_RS.bool()
     engine_RS, trainer_RS = engine_RS.detach(), trainer_RS.detach()
     other_RS = (engine_RS.view(torch.int32) != trainer_RS.view(torch.int32)) & mask_RS

@@ -42,8 +42,8 @@ def product(x: torch.Tensor, w_NK: torch.Tensor, bias_N: torch.Tensor | None = N
     """
     if x.dtype != torch.bfloat16 or w_NK.dtype != torch.bfloat16:
         raise TypeError(
-            f"an exact linear layer computes in bfloat16, not with activations in {x.dtype} and weights in "
-            f"{w_NK.dtype}: train with FSDP2's param_dtype=torch.bfloat16, or a model in bfloat16"
+            f"an exact linear layer needs bfloat16 activations and weights, not {x.dtype} and {w_NK.dtype}: "
+            "train with FSDP2's param_dtype=torch.bfloat16, or a model in bfloat16"
         )
     codes_NK, scale_N = kernels_for(w_NK.device).quantize_rows(w_NK)
     linear = serving_of(INT8, x.device).linear

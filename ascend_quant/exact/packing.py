@@ -73,7 +73,7 @@ def refuse(module: torch.nn.Module, attention: str, asked: dict[str, Any]) -> No
     """Raise NotImplementedError if transformers asks an attention for what it does not compute: what is not None."""
     if found := [f"{what}={value}" for what, value in asked.items() if value is not None]:
         raise NotImplementedError(
-            f"{type(module).__name__}: {attention} has no {', '.join(found)}; use another attention"
+            f"{type(module).__name__}: {attention} has no {', '.join(found)}; use another attention implementation"
         )
 
 

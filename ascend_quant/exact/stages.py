@@ -113,4 +113,4 @@ def first_difference(engine: Mapping[str, Recorded], ranks: Sequence[Mapping[str
         if differ:
             count, first = f"{len(differ)} of {tokens} tokens", differ[0]
             return f"{name} is the first stage that differs, in {count} from token {first} on"
-    return "all stages up to the last norm agree, so it is lm_head or the log-softmax behind it"
+    return "all stages up to the last norm agree, so the difference arises in lm_head or the log-softmax"

@@ -35,7 +35,7 @@ class Shards:
     def __init__(self, folder: Path):
         ranks = read_json(folder / CONFIG).get("world_size")
         if not isinstance(ranks, int) or ranks < 1:
-            raise BadCheckpoint(f"{folder / CONFIG}: world_size is {ranks!r:.80}; it is the number of ranks")
+            raise BadCheckpoint(f"{folder / CONFIG}: world_size is {ranks!r:.80}; it must be the number of ranks")
         self.folder = folder
         logging.getLogger(MESHES).setLevel(logging.ERROR)
         paths = [folder / f"model_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks)]
@@ -64,7 +64,9 @@ class Shards:
             if not all(torch.equal(part, whole) for part in parts[1:]):
                 raise BadCheckpoint(f"{self.folder}: {name} is not the same on all ranks; copy the checkpoint again")
         if whole.shape != first.shape:
-            raise BadCheckpoint(f"{self.folder}: {name} is {tuple(first.shape)}, its parts make {tuple(whole.shape)}")
+            raise BadCheckpoint(
+                f"{self.folder}: {name} has shape {tuple(first.shape)}, but its shards add up to {tuple(whole.shape)}"
+            )
         return whole
 
     def _layout(self, name: str, tensor: DTensor) -> tuple[list[int], int | None]:
@@ -73,7 +75,10 @@ class Shards:
         cut = [at for at, placement in enumerate(placements) if not isinstance(placement, Replicate)]
         if len(cut) > 1 or any(type(placements[at]) is not Shard for at in cut) or mesh.max() >= len(self._ranks):
             found = f"{placements} on ranks {mesh.tolist()}"
-            raise BadCheckpoint(f"{self.folder}: {name} lies as {found:.200}; read are tensors cut along one dimension")
+            raise BadCheckpoint(
+                f"{self.folder}: {name} has placements {found:.200}; only tensors sharded along one dimension are "
+                "supported"
+            )
         if not cut:
             return mesh.flatten()[:1].tolist(), None
         return mesh.movedim(cut[0], -1).reshape(-1, mesh.shape[cut[0]])[0].tolist(), placements[cut[0]].dim
@@ -86,6 +91,8 @@ def _read(shard: Path) -> Mapping[str, torch.Tensor]:
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         said = named[1] if named else " ".join(str(error).split())
-        raise BadCheckpoint(f"{shard} holds more than tensors ({said:.200}); nothing of it has been run") from error
+        raise BadCheckpoint(
+            f"{shard} contains more than tensors ({said:.200}); it was not loaded, and no code in it was run"
+        ) from error
     except Exception as error:  # a file that is cut off raises anything
         raise BadCheckpoint(f"{shard} cannot be read ({error!r:.200}); copy the checkpoint again") from error

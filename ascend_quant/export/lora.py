@@ -32,8 +32,8 @@ def merged(shards: Shards, expected: Expected) -> Iterator[tuple[str, torch.Tens
     adapters = {name for name in shards.names if ADAPTER in name}
     if adapters and len(adapters) == len(shards.names):
         raise BadCheckpoint(
-            f"{shards.folder} holds a LoRA adapter without its model (save_lora_only): there is nothing to merge it "
-            "into; save both, with actor.checkpoint.save_lora_only=False"
+            f"{shards.folder} contains a LoRA adapter without its base model (save_lora_only), so it cannot "
+            "be merged; save both with actor.checkpoint.save_lora_only=False"
         )
     layers = {_layer(name, expected) for name in adapters}
     rank, alpha = _rank_and_alpha(shards.folder / META) if layers else (0, 0)
@@ -46,9 +46,7 @@ def merged(shards: Shards, expected: Expected) -> Iterator[tuple[str, torch.Tens
             a_RK, b_NR = (shards.tensor(part).float() for part in parts)
             if a_RK.shape != (rank, w_NK.shape[1]) or b_NR.shape != (w_NK.shape[0], rank):
                 found = f"{tuple(a_RK.shape)} and {tuple(b_NR.shape)}"
-                raise BadCheckpoint(
-                    f"{own}: its lora_A and lora_B are {found}; {META} says that they are of rank {rank}"
-                )
+                raise BadCheckpoint(f"{own}: its lora_A and lora_B are {found}, but {META} says rank {rank}")
             w_NK = w_NK.float() + (b_NR @ a_RK) * (alpha / rank)
         yield own, w_NK
 
@@ -62,11 +60,13 @@ def _layer(name: str, expected: Expected) -> str:
     layer, _, part = _own(name).partition(ADAPTER)
     if part not in PARTS or layer not in expected.linear:
         raise BadCheckpoint(
-            f"{name}: of adapters, lora_A and lora_B of linear layers are merged; merge this one where it was trained"
+            f"{name}: only lora_A and lora_B of linear layers can be merged; merge this adapter with the "
+            "library that trained it"
         )
     if f"{layer}.weight" in {*expected.ties, *expected.ties.values()}:
         raise BadCheckpoint(
-            f"{name}: config.json ties {layer} to another layer, which the adapter would change as well"
+            f"{name}: config.json ties {layer} to another layer, which merging the adapter would also change; merge it "
+            "with PEFT into a model with untied layers"
         )
     return layer
 
@@ -76,7 +76,7 @@ def _rank_and_alpha(path: Path) -> tuple[int, float]:
     rank, alpha = (said.get(key) for key in ("r", "lora_alpha"))
     if not all(isinstance(one, int | float) and one > 0 for one in (rank, alpha)):
         raise BadCheckpoint(
-            f'{path} does not say how the LoRA adapter is scaled: write {{"r": RANK, "lora_alpha": ALPHA}} into it, as '
-            "they were in the training"
+            f'{path} has no scaling of the LoRA adapter: write {{"r": RANK, "lora_alpha": ALPHA}} into it, with the '
+            "values of the training"
         )
     return rank, alpha

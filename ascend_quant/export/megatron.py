@@ -51,9 +51,7 @@ class Names:
 
     def __init__(self, config: Mapping[str, Any]):
         if missing := [key for key in NEEDED if config.get(key) is None]:
-            raise BadCheckpoint(
-                f"config.json has no {missing[0]}, without which Megatron's tensors cannot be told apart"
-            )
+            raise BadCheckpoint(f"config.json has no {missing[0]}, which is needed to identify Megatron's tensors")
         self.config = config
         self._converter = _converter(config)
 
@@ -89,7 +87,8 @@ class Names:
         rows = w_VH.shape[0] if w_VH.dim() else 0
         if rows < tokens:
             raise BadCheckpoint(
-                f"{name} has {rows} rows, the model has {tokens} tokens; is --hf-model the model that was trained?"
+                f"{name} has {rows} rows, but the model's vocabulary has {tokens} tokens; is --hf-model the "
+                "model that was trained?"
             )
         return w_VH[:tokens]
 
@@ -118,13 +117,15 @@ def _converter(config: Mapping[str, Any]) -> Any:
     try:
         from verl.models.mcore.registry import MODEL_WEIGHT_CONVERTER_REGISTRY, get_supported_model
     except ImportError as error:
-        raise BadCheckpoint(f"needs verl and megatron-core, for the names of the model's tensors: {error}") from error
+        raise BadCheckpoint(
+            f"exporting a Megatron checkpoint needs verl and megatron-core, for the tensor names: {error}"
+        ) from error
     try:
         converter = MODEL_WEIGHT_CONVERTER_REGISTRY[get_supported_model(config["architectures"][0])]
     except (NotImplementedError, KeyError) as error:
         raise BadCheckpoint(
-            f"verl has no names for {config['architectures'][0]}; save the checkpoint with actor.checkpoint."
-            "save_contents=[hf_model] instead, which Megatron-Bridge writes"
+            f"verl has no tensor names for {config['architectures'][0]}; save the checkpoint with "
+            "actor.checkpoint.save_contents=[hf_model] instead, which Megatron-Bridge writes"
         ) from error
     layers = SimpleNamespace(num_layers=config["num_hidden_layers"], mtp_num_layers=1)
     return converter(SimpleNamespace(**config), layers)
@@ -138,8 +139,8 @@ def slices(stored: TorchDist, config: Mapping[str, Any]) -> list[Slice]:
     """
     if adapters := [key for key in stored.sizes if ADAPTER in key]:
         raise BadCheckpoint(
-            f"{stored.folder}: {adapters[0]} is of a LoRA adapter; merge model/huggingface/adapter into its model with "
-            "PEFT (merge_and_unload), and use `ascend-quant convert`"
+            f"{stored.folder}: {adapters[0]} belongs to a LoRA adapter; merge model/huggingface/adapter into "
+            "its model with PEFT (merge_and_unload), and use `ascend-quant convert`"
         )
     for key in filter(_is_weight, stored.sizes):
         if stored.dtypes[key] not in FLOATS:
@@ -151,8 +152,8 @@ def slices(stored: TorchDist, config: Mapping[str, Any]) -> list[Slice]:
     layers = {_layer(one.name) for one in found} - {None}
     if layers != set(range(config["num_hidden_layers"])):
         raise BadCheckpoint(
-            f"{stored.folder} holds layers {_span(layers)}, the model has {config['num_hidden_layers']}; is --hf-model "
-            "the model that was trained?"
+            f"{stored.folder} has layers {_span(layers)}, but the model has {config['num_hidden_layers']} "
+            "layers; is --hf-model the model that was trained?"
         )
     return sorted(found, key=lambda one: -1 if _layer(one.name) is None else _layer(one.name))
 

@@ -66,16 +66,17 @@ def read_metadata(path: Path) -> Metadata:
             found = _Unpickler(file).load()
     except _NotKnown as error:
         raise BadCheckpoint(
-            f"{path} is a pickle that names {str(error)!r:.120}, which no checkpoint needs; nothing of it has been run"
+            f"{path} is a pickle that refers to {str(error)!r:.120}, which no checkpoint needs; it was not "
+            "loaded, and no code in it was run"
         ) from error
     except Exception as error:  # a pickle that is cut off raises anything
         raise BadCheckpoint(f"{path} cannot be read ({error!r:.200}); copy the checkpoint again") from error
     if not isinstance(found, Metadata):
-        raise BadCheckpoint(f"{path} does not describe a checkpoint: it holds a {type(found).__name__}")
+        raise BadCheckpoint(f"{path} is not checkpoint metadata: it contains a {type(found).__name__}")
     for info in found.storage_data.values():
         inside = PurePath(info.relative_path)
         if inside.is_absolute() or ".." in inside.parts:
-            raise BadCheckpoint(f"{path}: a piece lies in {inside}, outside of the checkpoint's folder")
+            raise BadCheckpoint(f"{path}: a shard is in {inside}, outside the checkpoint's folder")
     return found
 
 
@@ -115,7 +116,8 @@ class TorchDist:
         items = create_read_items_for_chunk_list(key, self._tensors[key], [wanted])
         if sum(item.lengths.numel() for item in items) != sizes.numel():
             raise BadCheckpoint(
-                f"{self.folder}: no rank has saved some of {key} {list(leading)}: the save was interrupted"
+                f"{self.folder}: part of {key} {list(leading)} was saved by no rank: the save was "
+                "interrupted; use another checkpoint"
             )
         slice_ = torch.empty(sizes, dtype=self.dtypes[key])
         try:

@@ -56,7 +56,7 @@ def find(checkpoint: Path) -> Trained:
         BadCheckpoint: nothing that is known.
     """
     if not checkpoint.is_dir():
-        raise BadCheckpoint(f"{checkpoint} is no folder")
+        raise BadCheckpoint(f"{checkpoint} is not a folder")
     for folder in _candidates(checkpoint):
         hugging_face = folder / "model" / "huggingface"
         if (folder / CONFIG).is_file():
@@ -67,10 +67,10 @@ def find(checkpoint: Path) -> Trained:
             if (shards / ".metadata").is_file():
                 return Trained("torch_dist", shards, _model(hugging_face), _step(folder))
         if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
-            raise BadCheckpoint(f"{folder} is a Hugging Face folder already: use `ascend-quant convert`")
+            raise BadCheckpoint(f"{folder} already is in Hugging Face format: use `ascend-quant convert`")
     raise BadCheckpoint(
-        f"{checkpoint} holds no checkpoint: neither verl's (fsdp_config.json, model/huggingface, model/dist_ckpt) nor "
-        "Megatron's (.metadata)"
+        f"{checkpoint} is not a checkpoint: it has neither verl's files (fsdp_config.json, model/huggingface, "
+        "model/dist_ckpt) nor Megatron's (.metadata)"
     )
 
 
@@ -80,14 +80,14 @@ def _candidates(checkpoint: Path) -> Iterator[Path]:
     if newest.is_file():
         step = read_text(newest).strip()
         if not step.isdecimal():
-            raise BadCheckpoint(f"{newest} says {step!r:.80}, which is no step; give a step's own folder")
+            raise BadCheckpoint(f"{newest} says {step!r:.80}, which is not a step number; give the folder of one step")
         folders += [checkpoint / f"global_step_{step}", checkpoint / f"iter_{step.zfill(7)}"]
     for folder in folders:
         yield folder
         yield folder / "actor"
     if newest.is_file() and not any(folder.is_dir() for folder in folders[1:]):
         raise BadCheckpoint(
-            f"{newest} says {step}, and there is no {folders[1].name} and no {folders[2].name} beside it"
+            f"{newest} says step {step}, but there is neither {folders[1].name} nor {folders[2].name} beside it"
         )
 
 
@@ -117,9 +117,9 @@ def write_bf16(trained: Trained, out: Path, model: Path | None, progress: Progre
     model = model or trained.model
     if model is None or not (model / "config.json").is_file():
         raise BadCheckpoint(
-            f"{trained.folder} has no config.json and tokenizer beside it: give the model's folder with --hf-model"
+            f"{trained.folder} has no config.json and tokenizer: give the model's folder with --hf-model"
             if model is None
-            else f"--hf-model {model}: has no config.json"
+            else f"--hf-model {model} has no config.json"
         )
     list(other_files(model))  # an error now for what cannot be carried over
     config = read_config(model)
@@ -151,8 +151,8 @@ def _state(shards: Shards, expected: Expected, progress: Progress) -> Mapping[st
     for name, owner in expected.ties.items():
         if name in state and owner in state and not torch.equal(state.pop(name), state[owner]):
             raise BadCheckpoint(
-                f"{shards.folder}: {name} is not {owner}, though config.json ties them; give a copy of the model's "
-                "folder where tie_word_embeddings is false, by --hf-model"
+                f"{shards.folder}: {name} differs from {owner}, although config.json ties them; set "
+                "tie_word_embeddings to false in a copy of the model's folder and give it with --hf-model"
             )
     saved = expected.as_saved(state)
     expected.check(shapes(saved))

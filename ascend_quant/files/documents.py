@@ -23,7 +23,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """
     content = parse_json(read_text(file), str(file))
     if not is_object(content):
-        raise BadDocument(f"{file} holds no JSON object, but {_kind(content)}")
+        raise BadDocument(f"{file} must contain a JSON object, not {_kind(content)}")
     return content
 
 
@@ -35,7 +35,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
     """
     content = parse_yaml(read_text(file), str(file))
     if not is_object(content):
-        raise BadDocument(f"{file} holds no mapping of keys to values, but {_kind(content)}")
+        raise BadDocument(f"{file} must contain a mapping, not {_kind(content)}")
     return content
 
 
@@ -63,7 +63,7 @@ def parse_json(text: str, source: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadDocument(f"{source} is no JSON: {error}") from error
+        raise BadDocument(f"{source} is not valid JSON: {error}") from error
 
 
 def parse_yaml(text: str, source: str) -> Any:
@@ -82,9 +82,9 @@ def parse_yaml(text: str, source: str) -> Any:
         return yaml.load(text, _loader())
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f" in line {error.problem_mark.line + 1}"
-        raise BadDocument(f"{source} is no YAML: {error.problem}{line}") from error
+        raise BadDocument(f"{source} is not valid YAML: {error.problem}{line}") from error
     except (yaml.YAMLError, ValueError) as error:  # the latter of a date that is none
-        raise BadDocument(f"{source} is no YAML: {' '.join(str(error).split())}") from error
+        raise BadDocument(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def is_object(content: object) -> TypeGuard[dict[str, Any]]:
@@ -111,7 +111,7 @@ def _loader() -> type:
             met: set[str] = set()
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.value in met:
-                    said = f"the key {key.value!r:.80} is there twice"
+                    said = f"the key {key.value!r:.80} appears twice"
                     raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
                 met.add(str(key.value))
             return super().construct_mapping(node, deep)
@@ -124,7 +124,7 @@ def _loader() -> type:
 
     def _plain(node: yaml.ScalarNode) -> yaml.ScalarNode:
         if not_plain.search(node.value):
-            said = "a number is not plain decimal: write its digits alone, or quote it if it is text"
+            said = "a number is not in plain decimal form: write only digits, or quote it if it is text"
             raise yaml.constructor.ConstructorError(None, None, said, node.start_mark)
         return node
 

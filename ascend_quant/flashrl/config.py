@@ -24,10 +24,12 @@ from ascend_quant.flashrl.functions import FUNCTIONS, Function
 QUANTIZATION = "ascend_quant"  # our plugin's name in vLLM
 HUB_CONFIG = "flashrl_config.yaml"  # FlashRL's name for it in the repositories on the hub
 NOT_FOLLOWED = {
-    "model": "the engine's own model is loaded and its weights are quantized as they arrive, not those of a checkpoint",
-    "load_format": "the engine's own setting holds",
-    "distributed_executor_backend": "the engine's own setting holds; external_launcher excludes asynchronous servers",
-    "module_attribute_to_preserve": "it belongs to FlashRL's way of reloading, which is not used here",
+    "model": (
+        "the engine loads its own model and quantizes the weights that it receives, not those of a quantized checkpoint"
+    ),
+    "load_format": "the engine's own setting is used",
+    "distributed_executor_backend": "the engine's own setting is used; external_launcher excludes asynchronous servers",
+    "module_attribute_to_preserve": "it configures FlashRL's reloading, which is not used here",
 }
 SHOWN_FAULTS = 3  # of a file
 
@@ -59,7 +61,7 @@ class Replica(BaseModel):
     @classmethod
     def _is_known(cls, fn: str) -> str:
         if fn not in FUNCTIONS:
-            raise ValueError(f"unknown function; valid are: {', '.join(FUNCTIONS)}")
+            raise ValueError(f"unknown function; valid values: {', '.join(FUNCTIONS)}")
         return fn
 
     @model_validator(mode="after")
@@ -95,11 +97,16 @@ class Replica(BaseModel):
         if self.quantization not in (None, QUANTIZATION):
             reasons["quantization"] = f"fn={self.fn} decides: {QUANTIZATION}, scheme {self.function.scheme}"
         if self.profile and self.function.scheme != "int8":
-            reasons["profile"] = f"fn={self.fn} needs none here"
+            reasons["profile"] = f"fn={self.fn} needs no profile here"
         lines = [f"{key}={getattr(self, key)!r:.200}: {reason}" for key, reason in reasons.items()]
         if self.model and not self.profile and self.function.scheme == "int8":
-            lines.append(f"no profile: FlashRL would read {self.model}/profile.pt, here none is read: no smoothing")
-        return lines + [f"{key:.80}={value!r:.200}: nothing here reads it" for key, value in self.model_extra.items()]
+            lines.append(
+                f"no profile: FlashRL would read {self.model}/profile.pt; here none is read, and weights are "
+                "not smoothed"
+            )
+        return lines + [
+            f"{key:.80}={value!r:.200}: ascend-quant does not read this key" for key, value in self.model_extra.items()
+        ]
 
 
 class Config(BaseModel):
@@ -144,7 +151,7 @@ def read(path: Path) -> Config:
 def explain(error: ValidationError) -> str:
     """Return pydantic's error in a line: which key, what is wrong, what it holds."""
     found = [(".".join(map(str, each["loc"])), each["msg"], each["input"]) for each in error.errors()]
-    said = [f"{where or 'the file':.200}: {what} (it holds {value!r:.200})" for where, what, value in found]
+    said = [f"{where or 'the file':.200}: {what} (found {value!r:.200})" for where, what, value in found]
     more = [f"and {len(said) - SHOWN_FAULTS} more"] if len(said) > SHOWN_FAULTS else []
     return " ".join("; ".join(said[:SHOWN_FAULTS] + more).split())
 
@@ -156,12 +163,12 @@ def check_is_config(path: Path) -> None:
         ConfigError: it is another program's, or not a file.
     """
     if not path.is_file():
-        raise ConfigError(f"{path} is no file")
+        raise ConfigError(f"{path} is not a file")
     try:
         if path.stat().st_size and "configs" not in read_yaml(path):
-            raise ConfigError(f"{path} has no `configs`, so it is another program's file: give another name")
+            raise ConfigError(f"{path} has no `configs`, so it is not a FlashRL config: give another name")
     except BadDocument as error:
-        raise ConfigError(f"{error}; if it is to be replaced, remove it first") from error
+        raise ConfigError(f"{error}; to replace the file, remove it first") from error
 
 
 def resolve(value: str) -> Config:
@@ -178,8 +185,8 @@ def resolve(value: str) -> Config:
         path = find(f"{name}/{HUB_CONFIG}" if is_repository else name)
     except ConfigError as error:
         raise ConfigError(
-            f"FLASHRL_CONFIG={value!r:.200}: {error}. Valid are: {', '.join(FUNCTIONS)}; the path of a YAML file; "
-            f"owner/name or owner/name/path.yaml of a file on the Hugging Face hub"
+            f"FLASHRL_CONFIG={value!r:.200}: {error}. Valid values: {', '.join(FUNCTIONS)}; the path of a "
+            "YAML file; owner/name or owner/name/path.yaml of a file on the Hugging Face hub"
         ) from error
     return read(path)
 
@@ -202,7 +209,7 @@ def entry(
     options = {key: value for key, value in given.items() if value is not None}
     more = parse(columns)
     if twice := sorted(options.keys() & more.keys()):
-        raise ConfigError(f"{twice[0]} is given as an option and as a column: leave the column out")
+        raise ConfigError(f"{twice[0]} is given both as an option and as a column: remove the column")
     defaults = FUNCTIONS[fn].flashrl_keys if fn in FUNCTIONS else {}
     try:
         return Replica(**{**defaults, **options, **more})
@@ -234,7 +241,9 @@ def notes(replica: Replica) -> list[str]:
     """Lines for the user of `setup` on what cannot be told from the entry alone."""
     lines = []
     if replica.profile and not is_profile_here(replica.profile):
-        lines.append(f"profile {replica.profile} is not on this machine: an engine takes it for a path, or a hub name")
+        lines.append(
+            f"profile {replica.profile} is not on this machine: an engine will read it as a path or a hub name"
+        )
     if replica.function.flashrl_needs_profile and not replica.model:
         lines.append(f"FlashRL itself could not use this entry: its {replica.fn} needs a model, and a profile for it")
     return lines

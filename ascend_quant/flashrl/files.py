@@ -29,7 +29,7 @@ def find(value: str) -> Path:
         raise ConfigError(f"{value} is not a file")
     if not (parts := HUB_FILE.fullmatch(value)):
         shown = f"{' '.join(value.split()):.200}"
-        raise ConfigError(f"there is no file {shown}, and it is not of the form owner/name/path of the hub")
+        raise ConfigError(f"file {shown} does not exist, and the value is not of the hub's form owner/name/path")
     return download(parts["repository"], parts["file"])
 
 
@@ -51,7 +51,7 @@ def profile_files(value: str) -> tuple[Path, ...]:
     """
     path = Path(value)
     if not path.name:
-        raise ConfigError(f"profile {value!r} is no name of a file")
+        raise ConfigError(f"profile {value!r} is not a file name")
     return (path,) if path.suffix == ".pt" else files_of(path)
 
 
@@ -74,5 +74,6 @@ def download(repository: str, file: str) -> Path:
     except (OSError, ValueError) as error:  # what the client's own errors are made of, and those of the network
         said = str(error).strip(" .\n") or type(error).__name__
         raise ConfigError(
-            f"there is no file {repository}/{file} here, and the hub did not give {file} of {repository}: {said}"
+            f"there is no local file {repository}/{file}, and downloading {file} of {repository} from the hub "
+            f"failed: {said}"
         ) from error

@@ -17,7 +17,7 @@ BF16_KEYS = {"load_format": "dummy", "distributed_executor_backend": "external_l
 
 NO_CHECKPOINT = (
     "as in FlashRL, which needs an FP8 checkpoint and its profile to know the layers; here neither is needed, and "
-    "`ignore` names those that keep their dtype"
+    "`ignore` names the layers that keep their dtype"
 )
 
 
@@ -41,12 +41,14 @@ class Function:
 FUNCTIONS = {
     "int8": Function(
         "int8",
-        "scheme int8: scales follow the weights at every refit; FlashRL keeps those of its profile "
-        "(as frozen_scales does here) and needs one",
+        "scheme int8: scales are recomputed at every refit; FlashRL keeps those of its profile (as frozen_scales does "
+        "here) and needs one",
         INT8_KEYS,
         True,
     ),
-    "int8_fast": Function("int8", "int8; FlashRL's skips vLLM's post-load step, which no refit has", INT8_KEYS, True),
+    "int8_fast": Function(
+        "int8", "int8; FlashRL's version skips vLLM's post-load step, which no refit runs", INT8_KEYS, True
+    ),
     "int8_wo_prune": Function("int8", "int8, as in FlashRL: another name for it", INT8_KEYS, True),
     "int8_prune": Function(
         "int8",
@@ -57,25 +59,28 @@ FUNCTIONS = {
     ),
     "fp8": Function(
         "fp8_tensor",
-        "scheme fp8_tensor: one scale a tensor of the checkpoint, found at every refit, in place, with checks and "
-        "receipts; FlashRL's goes to vLLM's online FP8, where q, k and v (gate and up) share one",
+        "scheme fp8_tensor: one scale per tensor of the checkpoint, computed at every refit, in place, with checks and "
+        "receipts; FlashRL's version uses vLLM's online FP8, where q, k and v (gate and up) share one scale",
         FP8_KEYS,
     ),
     "fp8_vllm": Function("fp8_tensor", "fp8, as in FlashRL: another name for it", FP8_KEYS),
-    "fp8_fast": Function("fp8_tensor", "fp8; FlashRL's skips vLLM's post-load step, which no refit has", FP8_KEYS),
+    "fp8_fast": Function(
+        "fp8_tensor", "fp8; FlashRL's version skips vLLM's post-load step, which no refit runs", FP8_KEYS
+    ),
     "fp8_vllm_fast": Function("fp8_tensor", "fp8_fast, as in FlashRL: another name for it", FP8_KEYS),
     "fp8_tensor": Function(
         "fp8_tensor",
-        f"scheme fp8_tensor: one scale a tensor of the checkpoint, {NO_CHECKPOINT}",
+        f"scheme fp8_tensor: one scale per tensor of the checkpoint, {NO_CHECKPOINT}",
         FP8_CHECKPOINT_KEYS,
         True,
     ),
     "fp8_channel": Function(
-        "fp8", f"scheme fp8: one scale an output channel, {NO_CHECKPOINT}", FP8_CHECKPOINT_KEYS, True
+        "fp8", f"scheme fp8: one scale per output channel, {NO_CHECKPOINT}", FP8_CHECKPOINT_KEYS, True
     ),
     "bf16": Function(
         "bf16",
-        "scheme bf16: no quantization, refits with checks and receipts; FlashRL's leaves the weights alone too",
+        "scheme bf16: no quantization, refits with checks and receipts; FlashRL's version does not change the weights "
+        "either",
         BF16_KEYS,
     ),
 }

@@ -21,7 +21,7 @@ SHOW_NOTHING = (logging.FileHandler, logging.NullHandler)
 
 
 class VariableError(ValueError):
-    """An environment variable that does not exist, or holds what it may not; says what is valid."""
+    """An environment variable is unknown or has an invalid value; the message lists the valid ones."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Variables:
     """The values of FlashRL's environment variables.
 
     Attributes:
-        config: for `ascend_quant.flashrl.config.resolve`; None: FlashRL's workflow is not asked for.
+        config: argument of `ascend_quant.flashrl.config.resolve`; None: FlashRL's workflow is not used.
         logging_level: one of `LEVELS`; None: not set, which for FlashRL is INFO.
-        logging_file: log lines are appended to it, too.
+        logging_file: file to which log lines are also appended.
         lm_head_fp32: compute the lm-head in float32.
         test_reload: reload the weights after start, and compare.
-        disregarded: a line for each variable that FlashRL knows and that does nothing here.
+        disregarded: a line for each FlashRL variable that has no effect here.
     """
 
     config: str | None = None
@@ -61,11 +61,11 @@ def from_environment(environment: Mapping[str, str]) -> Variables:
     """Read FlashRL's variables from `environment` (os.environ).
 
     Raises:
-        VariableError: a value that is not valid, or a variable with FlashRL's prefix that does not exist.
+        VariableError: a value is invalid, or a variable with FlashRL's prefix is unknown.
     """
     for name in environment:
         if name.startswith(PREFIX) and name not in NAMES.values():
-            raise VariableError(f"unknown environment variable {name:.80}; there are: {', '.join(NAMES.values())}")
+            raise VariableError(f"unknown environment variable {name:.80}; known: {', '.join(NAMES.values())}")
     values = {field: _value(field, environment[name]) for field, name in NAMES.items() if name in environment}
     lines = [f"{name}={environment[name]!r}: {why}" for name, why in NOTHING_HERE.items() if name in environment]
     return Variables(**values, disregarded=tuple(lines))
@@ -78,12 +78,12 @@ def _value(field: str, given: str) -> object:
     if field not in CHOICES:
         return Path(os.path.expanduser(text)) if field == "logging_file" else text
     if text.upper() not in CHOICES[field]:
-        raise VariableError(f"{NAMES[field]}={given!r:.200}: valid are: {', '.join(CHOICES[field])}")
+        raise VariableError(f"{NAMES[field]}={given!r:.200}: valid values: {', '.join(CHOICES[field])}")
     return CHOICES[field][text.upper()]
 
 
 class Remainder(logging.StreamHandler):
-    """Writes the lines to stderr that no other handler of our logger, or of its parents, shows."""
+    """Writes to stderr the records that no other handler of this logger or its parents shows."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not self._is_shown(record) and super().filter(record)
@@ -99,7 +99,7 @@ class Remainder(logging.StreamHandler):
 
 
 def set_up(variables: Variables) -> None:
-    """Log as the variables say, from INFO on unless they or somebody before us said otherwise; harmless when repeated.
+    """Configure logging from the variables, by default from INFO on; idempotent.
 
     Raises:
         VariableError: the file cannot be written.

@@ -49,9 +49,9 @@ def problem_of(row: Use, find: Callable[[str], Any | None], takes: Callable[[Any
     """
     found = next((one for name in row.names if (one := find(name)) is not None), None)
     if found is None:
-        return f"{row} is not there"
+        return f"{row} is missing"
     lacking = [argument for argument in row.arguments if not takes(found, argument)]
-    return f"{row} does not take {', '.join(lacking)}" if lacking else None
+    return f"{row} does not accept {', '.join(lacking)}" if lacking else None
 
 
 def _found(name: str) -> Any | None:

@@ -47,5 +47,5 @@ def unknown(device: str, version: str) -> str | None:
     if found is not None and found.how == "run":
         return None
     ran = ", ".join(one.version for one in releases(device) if one.how == "run")
-    seen = "its sources alone were read" if found is not None else "not even its sources were read"
+    seen = "only its sources were checked" if found is not None else "its sources were not checked either"
     return f"vLLM {version} has not been run with ascend-quant on {device} (run: {ran}); {seen}"

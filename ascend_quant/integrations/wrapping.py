@@ -1,7 +1,7 @@
 """Monkeypatching: everything that is replaced in other packages at run time is a row in a hooks.py.
 
 A row says what is replaced, by what, why, which versions it covers and how to switch it off. A function is replaced
-once, however often its row is installed; what stands there instead is called with the same arguments.
+once, however often its row is installed; its replacement is called with the same arguments.
 """
 
 import logging
@@ -21,18 +21,18 @@ _told: set[tuple[str, ...]] = set()  # of optional rows that found nothing
 
 @dataclass(frozen=True)
 class Hook:
-    """Row that declares a monkeypatch: functions of another package that are replaced alike.
+    """Row that declares a monkeypatch: functions of another package that are replaced in the same way.
 
     Attributes:
         targets: "module:function" or "module:Class.method".
-        make: of a function, what takes its place.
-        why: the need, and that nothing else serves it.
-        versions: that it covers.
-        off: how a user does without.
-        optional: some of the targets, or the modules they are in, are not in every version.
-        loaded: modules that nothing has imported yet stay so, with what they hold.
-        everywhere: modules of the same package that have imported the function by its name get the other one too.
-        fits: of a function, whether it is one to replace.
+        make: returns the replacement of a function.
+        why: why it is needed, and why nothing else works.
+        versions: the versions that it covers.
+        off: how a user can switch it off.
+        optional: some of the targets or their modules do not exist in every version.
+        loaded: only modules that are already imported are patched.
+        everywhere: also replace the function in modules of the same package that have imported it by name.
+        fits: returns whether a function is one to replace.
     """
 
     targets: tuple[str, ...]
@@ -48,10 +48,10 @@ class Hook:
 
 @dataclass(frozen=True)
 class ByHand:
-    """Row that declares a replacement by hand: on single objects that are ours to serve, in a table or among variables.
+    """Row that declares a replacement by hand: of an attribute of single objects, in a table, or of a variable.
 
     Attributes:
-        what: what is replaced, in words.
+        what: description of what is replaced.
         by: "module:function" of this package that replaces it.
         why, versions, off: as in `Hook`.
     """
@@ -64,23 +64,23 @@ class ByHand:
 
 
 def install(hooks: Iterable[Hook]) -> None:
-    """Put these rows in place, all or none; harmless when repeated. An optional row that finds nothing is logged.
+    """Apply all of these rows or none; idempotent. An optional row that finds no target is logged.
 
     Raises:
-        ImportError, AttributeError: a target that is not optional is not there.
+        ImportError, AttributeError: a target that is not optional does not exist.
     """
     places = [(hook, [_place(hook, target) for target in hook.targets]) for hook in hooks]
     for hook, found in places:
         there = [place for place in found if place is not None]
         if not there and not hook.loaded and hook.targets not in _told:
             _told.add(hook.targets)
-            logger.info("nothing is replaced here, as this version has no %s: %s", " or ".join(hook.targets), hook.why)
+            logger.info("not patched, as this version has no %s: %s", " or ".join(hook.targets), hook.why)
         for owner, name, target in there:
             _replace(hook, owner, name, target)
 
 
 def _place(hook: Hook, target: str) -> tuple[Any, str, str] | None:
-    """Return a target's module or class, its name there, and the target; None where it is not there."""
+    """Return a target's module or class, its name there, and the target; None if it does not exist."""
     module_name, _, path = target.partition(":")
     *owners, name = path.split(".")
     owner = _module(hook, module_name)

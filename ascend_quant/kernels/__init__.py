@@ -52,7 +52,7 @@ def kernels_for(device: torch.device) -> ModuleType:
         NoKernels: naming the devices that this version serves.
     """
     if device.type not in _MODULES:
-        raise NoKernels(f"no kernels for device {str(device)!r}; this version serves: {', '.join(_MODULES)}")
+        raise NoKernels(f"device {str(device)!r} is not supported; supported: {', '.join(_MODULES)}")
     return import_module(_MODULES[device.type])
 
 

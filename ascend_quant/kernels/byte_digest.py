@@ -1,11 +1,12 @@
 """Checksums computed with int8 matrix products, for devices with a fast matrix unit but slow 64-bit integers.
 
-The digest is a sum over rows and bytes of signed bytes times column weights times row weights. The weights fall into
-signed digits to the base 256. A first product gives each row's sums over its bytes (`of_rows`), a second one, of these
-sums' own signed digits, the sums over the rows (`over_rows`). All of it is exact in int32, and linear: what the second
-product gives is added up modulo the digest's prime on the host (`put_together`).
+The digest is a sum over rows and bytes of signed bytes times column weights times row weights. The weights are split
+into signed base-256 digits. A first product gives each row's sums over its bytes (`of_rows`); a second one, of the
+signed digits of these sums, gives the sums over the rows (`over_rows`). Both are exact in int32, and linear: the host
+adds the results of the second product modulo the digest's prime (`put_together`).
 
-A sum's signed digits are its bytes once 0x808080 is added and the three lower bytes' highest bits are turned over.
+The signed digits of a sum are its bytes after 0x808080 is added and the highest bits of the three lower bytes are
+flipped.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,10 +30,10 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # int8 (N, B) x 
 def of_rows(
     values_NK: torch.Tensor, product: Product, scale_N: torch.Tensor | None = None, first_column: int = 0
 ) -> Iterator[torch.Tensor]:
-    """int8 (N, BYTES): the digits of each row's sums, for each stretch of at most MOST of its bytes.
+    """Return int8 (N, BYTES): the digits of each row's sums, for each run of at most MOST of its bytes.
 
     Args:
-        scale_N: float32, digested 3 times with the rows.
+        scale_N: float32; included 3 times in the digest of the rows.
     """
     bytes_NB, first = oracle.as_bytes(values_NK), first_column * values_NK.element_size()
     for start in range(0, bytes_NB.shape[1], MOST):
@@ -48,10 +49,10 @@ def of_rows(
 def over_rows(
     bytes_NB: torch.Tensor, row_digits_NW: torch.Tensor, product: Product, tensors: int = 1
 ) -> Iterator[torch.Tensor]:
-    """int32 (tensors, BYTES, WIDTH): what `put_together` makes numbers of; in parts where there are many rows.
+    """Return int32 (tensors, BYTES, WIDTH), which `put_together` turns into digests; many rows are split into parts.
 
     Args:
-        bytes_NB: of `of_rows`; of tensors of N rows each, one below the other, if they are several.
+        bytes_NB: from `of_rows`; several tensors of N rows each are concatenated along the rows.
         row_digits_NW: see `row_digits`.
     """
     rows = len(row_digits_NW)
@@ -64,7 +65,7 @@ def over_rows(
 
 
 def put_together(sums_TBW: torch.Tensor) -> list[int]:
-    """The digests below the prime that sums of `over_rows`, on the CPU, stand for: one for each of T."""
+    """Return the digests (T), below the prime, from sums of `over_rows` on the CPU."""
     values = sums_TBW.numpy().astype(np.int64)
     powers = np.zeros((len(values), DIGITS + 3 + ROW_DIGITS - 1), dtype=np.int64)  # by their exponent of 256
     for number in range(BYTES):
@@ -74,7 +75,7 @@ def put_together(sums_TBW: torch.Tensor) -> list[int]:
 
 
 def row_digits(rows: torch.Tensor) -> torch.Tensor:
-    """int8 (N, WIDTH) on the host: the digits of b(r), for rows by their int64 numbers."""
+    """Return int8 (N, WIDTH) on the host: the digits of b(r) for rows with these int64 indices."""
     return _digits_of(oracle.weights_of_rows(rows), ROW_DIGITS)
 
 
@@ -86,7 +87,7 @@ def _summed(bytes_NB: torch.Tensor, first: int, product: Product) -> torch.Tenso
 
 @lru_cache(maxsize=64)
 def _byte_digits(first: int, count: int, device: torch.device) -> torch.Tensor:
-    """int8 (count, WIDTH): digits of the weights of bytes number `first` and following of a row."""
+    """Return int8 (count, WIDTH): digits of the weights of a row's bytes from index `first` on."""
     return _digits_of(oracle.byte_weights(first, count), DIGITS).to(device)
 
 
@@ -97,7 +98,7 @@ def _scale_digits(device: torch.device) -> torch.Tensor:
 
 
 def _digits_of(numbers: torch.Tensor, count: int) -> torch.Tensor:
-    """int8 (N, WIDTH): so many signed digits to the base 256, the lowest first; then zeros."""
+    """Return int8 (N, WIDTH): signed base-256 digits, the lowest first, padded with zeros."""
     digits = torch.zeros(len(numbers), WIDTH, dtype=torch.int8, device="cpu")
     for digit in range(count):
         low = (numbers + 128) % 256 - 128

@@ -38,9 +38,9 @@ class Layout(NamedTuple):
     def problem(self) -> str | None:
         """Return why the kernels do not take this layout; None if they do."""
         if self.head not in HEADS_OF_BYTES:
-            return f"heads of {self.head} numbers; the kernels take {', '.join(map(str, HEADS_OF_BYTES))}"
+            return f"heads of {self.head} elements; the kernels support {', '.join(map(str, HEADS_OF_BYTES))}"
         if self.page % FEWEST_TOGETHER:
-            return f"pages of {self.page} tokens; the kernels take multiples of {FEWEST_TOGETHER}"
+            return f"pages of {self.page} tokens; the kernels need multiples of {FEWEST_TOGETHER}"
         return None
 
 
@@ -57,13 +57,19 @@ def layout_of(cache: torch.Tensor) -> Layout:
         ValueError: it has gaps between blocks or is not aligned, or the kernels do not take its sizes.
     """
     if cache.dim() != 5 or cache.shape[1] != 2 or cache.element_size() != 1:
-        raise ValueError(f"a cache of shape {tuple(cache.shape)} and {cache.dtype} is none of int8 per token and head")
+        raise ValueError(
+            f"a cache of shape {tuple(cache.shape)} and {cache.dtype} is not an int8 cache with scales per token "
+            "and head"
+        )
     layout = Layout(cache.shape[2], cache.shape[3], cache.shape[4] - SCALE_BYTES)
     problem = layout.problem()
     if problem is None and not cache.is_contiguous():
-        problem = f"strides {cache.stride()} of shape {tuple(cache.shape)}; the kernels take contiguous pages"
+        problem = f"strides {cache.stride()} of shape {tuple(cache.shape)}; the kernels need contiguous pages"
     if problem is None and cache.data_ptr() % ALIGNED:
-        problem = f"a cache that begins {cache.data_ptr() % ALIGNED} bytes behind a multiple of {ALIGNED}"
+        problem = (
+            f"a cache that starts {cache.data_ptr() % ALIGNED} bytes after a multiple of {ALIGNED}; the kernels "
+            "need an aligned one"
+        )
     if problem is not None:
         raise ValueError(problem)
     return layout

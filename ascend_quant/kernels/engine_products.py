@@ -38,7 +38,7 @@ def register(
     for held, given in ((_products, products), (table, serving)):
         for name, one in given.items():
             if held.setdefault(name, one) is not one:
-                raise ValueError(f"{name} is registered already, as {held[name]!r}; it cannot be {one!r} too")
+                raise ValueError(f"{name} is already registered as {held[name]!r}; it cannot also be {one!r}")
 
 
 def engine_product(name: str) -> Callable[..., torch.Tensor]:
@@ -49,7 +49,7 @@ def engine_product(name: str) -> Callable[..., torch.Tensor]:
     """
     if name not in _products:
         raise NoProduct(
-            f"product {name!r} is an engine's, and no engine's adapter is loaded in this process; vLLM's is "
+            f"GEMM {name!r} belongs to an engine whose integration is not loaded in this process; vLLM's is "
             "ascend_quant.integrations.vllm.layers, whose register_products(device) its plugin calls"
         )
     return _products[name]

@@ -69,8 +69,9 @@ class MarlinTiles:
         *stack, rows, length = shape
         if rows % TILE_N or length % TILE_K:
             raise ValueError(
-                f"int4 weights of {rows} output and {length} input channels a rank: the Marlin kernels take multiples "
-                f"of {TILE_N} and {TILE_K}; choose another tensor parallel size, or leave the layer out with `ignore`"
+                f"int4 weights of {rows} output and {length} input channels a rank: the Marlin kernels need "
+                f"multiples of {TILE_N} and {TILE_K}; choose another tensor parallel size, or keep the layer "
+                "in BF16 with `ignore`"
             )
         self.tensor = torch.zeros(*stack, length // TILE_K, rows * TILE_K // PER_WORD, dtype=torch.int32, device=device)
         self.scales = torch.zeros(*stack, rows, length // group, dtype=torch.bfloat16, device=device)

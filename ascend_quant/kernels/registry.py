@@ -34,7 +34,9 @@ class ServingTable(dict[str, Serving]):
             DuplicateKernels: one of them is served already.
         """
         if taken := [name for name in schemes if name in self]:
-            raise DuplicateKernels(f"{self.backend} has kernels for scheme {taken[0]}; it has: {', '.join(self)}")
+            raise DuplicateKernels(
+                f"{self.backend} already has kernels for scheme {taken[0]}; registered: {', '.join(self)}"
+            )
         self.update(dict.fromkeys(schemes, serving))
 
     def of(self, scheme: Scheme) -> Serving:
@@ -50,7 +52,7 @@ class ServingTable(dict[str, Serving]):
         if definition.by_definition and self.by_definition:
             return self.by_definition(scheme)
         served = ", ".join(self)
-        raise NoKernels(f"scheme {scheme.name} is not served on {self.backend}; this version serves: {served}")
+        raise NoKernels(f"scheme {scheme.name} is not supported on {self.backend}; supported: {served}")
 
 
 def check_kind(kind: str, kinds: Collection[str], backend: str) -> None:

@@ -1,11 +1,12 @@
 """Tuned kernel choices of this GPU, as measured by commands/tune.py; reading them needs neither Triton nor a GPU.
 
-A file a GPU model: in ascend_quant/kernels/tuned lie those that are shipped; one of the same name in the user's cache
-(~/.cache/ascend_quant/tuned, or below XDG_CACHE_HOME) lays itself over it, shape by shape and bucket by bucket:
+There is one file per GPU model. ascend_quant/kernels/tuned contains the shipped ones; a file of the same name in the
+user's cache (~/.cache/ascend_quant/tuned, or below XDG_CACHE_HOME) overrides them, shape by shape and bucket by bucket:
 
     {"linear": {"4608x3584": {"64": {"by": "triton", "block_m": 64, ..}, "256": {"by": "cutlass"}}}, "experts": {..}}
 
-A bucket is a number of rows (tokens); rows take the smallest bucket that holds them, or else, if asked, the largest.
+A bucket is a number of rows (tokens); rows use the smallest bucket that is large enough, or else, if requested, the
+largest.
 """
 
 import json
@@ -34,9 +35,10 @@ class Tiles(NamedTuple):
     Attributes:
         split_k: programs that share a tile's K; their int32 sums are added.
         tma: loads by tensor descriptors (sm90 and newer; K a multiple of 16).
-        pdl: starts while the kernel before still runs, waiting where it needs what that one wrote (sm90 and newer).
-        ahead: steps of block_k whose weights a program with `pdl` asks for before it waits.
-        late: with `pdl`, the next kernel comes when a program has its sums, not when it begins.
+        pdl: starts while the previous kernel is still running, and waits before it reads that kernel's output (sm90 and
+            newer).
+        ahead: steps of block_k whose weights a program with `pdl` prefetches before it waits.
+        late: with `pdl`, let the next kernel start when a program has its sums, not when it begins.
     """
 
     block_m: int
@@ -55,8 +57,8 @@ class HopperTiles(NamedTuple):
     """The tiles of `gluon_linear`, whose programs are persistent and loop over tiles.
 
     Attributes:
-        warps: how many multiply, beside the one that loads.
-        stream_k: all programs take as many steps of K, whichever tiles those belong to.
+        warps: number of warps that multiply, besides the one that loads.
+        stream_k: all programs do the same number of steps of K, whichever tiles these belong to.
         more: tokens of a tile beyond block_m (0 or 64): 128 and 64 read the weights once for 160 tokens.
     """
 
@@ -70,7 +72,7 @@ class HopperTiles(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number of tokens of a tile."""
+        """Number of tokens of a tile."""
         return self.block_m + self.more
 
 
@@ -80,9 +82,9 @@ class GroupedTiles(NamedTuple):
     Attributes:
         block_m: pairs of one expert that a program computes, in both.
         up_n, down_n: rows of the weight that a program reads.
-        up_group, down_group: blocks of pairs that are walked before the next tile of N.
+        up_group, down_group: blocks of pairs that are processed before the next tile of N.
         up_swap, down_swap: multiply weights times tokens.
-        pdl: each kernel starts while the one before still runs (sm90 and newer).
+        pdl: each kernel starts while the previous one is still running (sm90 and newer).
     """
 
     block_m: int
@@ -121,13 +123,13 @@ def find(kind: str, shape: tuple[int, ...], rows: int, beyond: bool = True) -> C
     The dictionary is shared: do not write to it.
 
     Args:
-        beyond: whether rows that no bucket holds take the largest one's choice.
+        beyond: whether rows beyond all buckets use the choice of the largest one.
     """
     return _find(_gpu(torch.cuda.current_device()), kind, shape, rows, beyond)
 
 
 def gpu_name(device: int | None = None) -> str:
-    """Return the GPU's model as in file names."""
+    """Return the GPU's model name as used in file names."""
     return torch.cuda.get_device_name(device).replace(" ", "_").replace("/", "_")
 
 
@@ -141,7 +143,7 @@ def table(gpu: str) -> Table:
     """Return the tuned choices for a model of GPU: the shipped ones, overlaid with the user's file.
 
     Raises:
-        BadTable: a file that is not as the first lines here say.
+        BadTable: a file does not have the format described above.
     """
     return merged(load(SHIPPED / f"{gpu}.json"), load(user_file(gpu)))
 
@@ -150,7 +152,7 @@ def load(file: Path) -> Table:
     """Return the choices of a file; none if it does not exist, or (with a warning) if it cannot be read.
 
     Raises:
-        BadTable: it is not as the first lines here say.
+        BadTable: the file does not have the format described above.
     """
     try:
         content = parse_json(read_text(file), str(file))
@@ -158,7 +160,7 @@ def load(file: Path) -> Table:
         if isinstance(error.__cause__, FileNotFoundError):
             return {}
         if isinstance(error.__cause__, OSError):
-            logger.warning("%s is ignored, it cannot be read: %s", file, error.__cause__)
+            logger.warning("%s cannot be read and is ignored: %s", file, error.__cause__)
             return {}
         raise BadTable(f"{error}; fix or delete it") from error
     read = ChoicesReader(file)
@@ -181,7 +183,7 @@ def save(file: Path, choices: Table) -> None:
     """Write choices to a file, replacing those of the same shapes and buckets; atomically.
 
     Raises:
-        BadTable: the file is there and is not one of choices.
+        BadTable: the file exists but does not contain choices.
     """
     whole = merged(load(file), choices)
     written = {
@@ -196,7 +198,7 @@ def save(file: Path, choices: Table) -> None:
 
 
 def merged(below: Table, above: Table) -> Table:
-    """Merge two tables; `above` wins where both have a shape's bucket."""
+    """Merge two tables; `above` wins if both have the same bucket of a shape."""
     both: Table = {}
     for one in (below, above):
         for kind, shapes in one.items():

@@ -24,7 +24,7 @@ class ChoicesReader(NamedTuple):
     file: Path
 
     def object(self, value: object, place: str) -> dict:
-        return value if isinstance(value, dict) else self._refuse(place, f"{value!r:.80} is no object")
+        return value if isinstance(value, dict) else self._refuse(place, f"{value!r:.80} is not an object")
 
     def known(self, name: object, names: Mapping, place: str) -> bool:
         if not (isinstance(name, str) and name in names):
@@ -34,7 +34,7 @@ class ChoicesReader(NamedTuple):
     def numbers(self, text: str, place: str, axes: tuple[str, ...]) -> tuple[int, ...]:
         parts = text.split("x")
         if len(parts) != len(axes) or not all(map(NUMBER.fullmatch, parts)):
-            self._refuse(place, f"{text!r:.80} is not {'x'.join(axes)}, numbers above 0")
+            self._refuse(place, f"{text!r:.80} is not {'x'.join(axes)} in positive integers")
         return tuple(map(int, parts))
 
     def choice(self, value: object, ways: Mapping[str, Mapping[str, type]], place: str) -> Choice:
@@ -48,11 +48,11 @@ class ChoicesReader(NamedTuple):
                 continue
             found, least = choice.get(name), least_of(name)
             if type(found) is not kind:
-                self._refuse(f"{place}.{name}", f"{found!r:.80} is no {kind.__name__}")
+                self._refuse(f"{place}.{name}", f"{found!r:.80} is not of type {kind.__name__}")
             if kind is int and not least <= found <= LARGEST:
-                self._refuse(f"{place}.{name}", f"{found!r:.80} is no int from {least} to {LARGEST}")
+                self._refuse(f"{place}.{name}", f"{found!r:.80} is not an int from {least} to {LARGEST}")
             if (BLOCK.fullmatch(name) or WARPS.fullmatch(name)) and found & (found - 1):
-                self._refuse(f"{place}.{name}", f"{found} is no power of 2, as Triton needs one")
+                self._refuse(f"{place}.{name}", f"{found} is not a power of 2, which Triton needs")
             if name == "more" and found not in MORE:
                 self._refuse(f"{place}.{name}", f"{found} is none of {', '.join(map(str, MORE))}")
         return choice

@@ -59,7 +59,7 @@ class RowWrite:
     @property
     def kind(self) -> str:
         """The kind of conversion, by which kernels are selected, such as "int8", "fp8_blocks" or "copy"."""
-        raise NotImplementedError(f"{type(self).__name__} is no kind of write: make one of its subclasses")
+        raise NotImplementedError(f"{type(self).__name__} is abstract: instantiate one of its subclasses")
 
     @cached_property
     def rows(self) -> int:
@@ -144,7 +144,7 @@ class Int8Write(RowWrite):
 
     def __post_init__(self) -> None:
         if self.target.dtype != torch.int8:
-            raise ValueError(f"an Int8Write into {self.target.dtype}: give it an int8 target, or make another write")
+            raise ValueError(f"an Int8Write into {self.target.dtype}: use an int8 target, or another class of write")
 
     @property
     def kind(self) -> str:

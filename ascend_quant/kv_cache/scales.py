@@ -175,7 +175,9 @@ class KvScales(Check):
         """Copy a tensor of scales (the next bucket may overwrite it), or their age."""
         wanted, count = (torch.int64, 1) if name == AGE else (torch.float32, self._buffers.channels)
         if tensor.numel() != count or tensor.dtype != wanted:
-            raise RefitError(f"{name}: {tensor.dtype} of shape {list(tensor.shape)}; send {wanted}, elements: {count}")
+            raise RefitError(
+                f"{name}: {tensor.dtype} of shape {list(tensor.shape)}; send {wanted} with {count} elements"
+            )
         kept = tensor.detach().flatten().clone()
         if name == AGE:
             if self._age is not None:
@@ -200,7 +202,7 @@ class KvScales(Check):
             if wrong.any():
                 kind = self._buffers.form.kinds[int(wrong.any(1).nonzero()[0])]
                 value = float(values[wrong][0])
-                raise RefitError(f"{sent_name(layer, kind)}: {value} is no scale; look for NaN in the weights")
+                raise RefitError(f"{sent_name(layer, kind)}: {value} is not a valid scale; look for NaN in the weights")
         self._sent, self._age = {}, None
         self.current = found
         self.write()
@@ -215,14 +217,14 @@ class KvScales(Check):
             ("for attention layers that this engine does not have", extra),
         ):
             if names:
-                raise RefitError(f"{len(names)} scales of the KV cache {what}: {', '.join(names[:SHOWN])}")
+                raise RefitError(f"{len(names)} KV cache scales {what}: {', '.join(names[:SHOWN])}")
         assert self._age is not None
         values = [self._sent[one] for one in wanted]
         age = int(self._age.item())
         if age != 0:
             raise RefitError(
-                f"{AGE}={age}: the scales of the KV cache are of {age} steps before these weights; send those of this "
-                "step"
+                f"{AGE}={age}: the KV cache scales are {age} steps older than these weights; send those of "
+                "the same step"
             )
         return Scales(self._by_layer(torch.cat(values)), age)
 
@@ -233,8 +235,9 @@ class KvScales(Check):
         if len(known) < len(layers):
             missing = [layer for layer, bound in zip(layers, found, strict=True) if bound is None]
             raise RefitError(
-                f"no scales of the KV cache came, and {missing[0]} of this model ({self._kind_of_model}) has no known "
-                f"bound: send {sent_name(missing[0], 'k')} and the like behind the weights, or set kv_cache=auto"
+                f"no KV cache scales were received, and no bound is known for {missing[0]} of this model "
+                f"({self._kind_of_model}): send {sent_name(missing[0], 'k')} and the other scales after the "
+                "weights, or set kv_cache=auto"
             )
         return Scales(self._by_layer(scale_of(torch.cat(known), self._buffers.form)), None)
 
@@ -272,9 +275,9 @@ class KvScales(Check):
                 differ = found != wanted  # NaN too
                 if differ.any():
                     return (
-                        f"the KV cache of {layer} has the scales {_shown(found[differ])}, those of this step are "
-                        f"{_shown(wanted[differ])}: something wrote them past the refit; complete one full refit to "
-                        "heal it"
+                        f"the KV cache of {layer} has the scales {_shown(found[differ])}, but those of this step are "
+                        f"{_shown(wanted[differ])}: something changed them outside the refit; complete one full refit "
+                        "to repair it"
                     )
         return None
 

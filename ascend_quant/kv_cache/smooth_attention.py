@@ -52,7 +52,7 @@ def why_unknown(model_type: str) -> str | None:
     """Return why the magnitude of keys is unknown for this model type; None if an RMSNorm precedes attention."""
     if model_type in NORM_BEFORE_ATTENTION:
         return None
-    return f"whether models of type {model_type} have RMSNorm in front of q, k and v is not known here"
+    return f"models of type {model_type} are not known to have RMSNorm before q, k and v"
 
 
 def is_served(qkv: ResidentWeight) -> bool:

@@ -80,7 +80,7 @@ def run(task: Task) -> dict[str, Any]:
     if result is None:
         how = f"was killed by signal {-child.exitcode}" if child.exitcode < 0 else f"ended with {child.exitcode}"
         words = last_words(log.read_text(errors="replace") if log.exists() else "")
-        raise EngineFailed(f"the engine {how}; its last words:\n{words}\nThe whole log: {log}")
+        raise EngineFailed(f"the engine {how}; end of its output:\n{words}\nFull log: {log}")
     shutil.rmtree(folder)
     return result
 
@@ -88,7 +88,7 @@ def run(task: Task) -> dict[str, Any]:
 def _leave_flashrl_out() -> None:
     """Unset FlashRL's variables, for this process and its children: they would change a BF16 engine."""
     if found := [name for name in os.environ if name.startswith("FLASHRL_")]:
-        logger.warning("the engines ignore %s: they use the options of this command", ", ".join(found))
+        logger.warning("the engines ignore %s: they use this command's options instead", ", ".join(found))
         for name in found:
             del os.environ[name]
 

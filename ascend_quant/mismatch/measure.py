@@ -81,10 +81,10 @@ def measure(settings: Settings) -> dict[str, Any]:
     sampled = {}
     for name, (scheme, cache) in policies(settings).items():
         task = Task(_engine(settings, asked, scheme, cache), asked.prompts, _sampling(settings, asked))
-        with waiting(f"{scheme} weights, {'bf16' if cache == 'auto' else cache} cache: samples"):
+        with waiting(f"{scheme} weights, {('bf16' if cache == 'auto' else cache)} cache: sampling"):
             sampled[name] = engines.run(task)["sampled"]
     task = reference_task(settings, asked, sampled, settings.scheme if quantized else None)
-    with waiting("bf16: scores, then samples and scores its own"):
+    with waiting("bf16: scoring, then sampling and scoring its own tokens"):
         other = engines.run(task)
     scored = other["scored"] | {"noise": other["rescored"]}
     sequences = {

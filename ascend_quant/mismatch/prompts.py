@@ -1,8 +1,8 @@
-"""Prompts for the engines, as token ids, so that they need no tokenizer: the built-in examples, or a file.
+"""Prompts for the engines, as token ids, so that engines need no tokenizer: built-in examples, or a file.
 
-A text file holds a prompt a line. JSON lines and parquet have a column `prompt`: a string, taken as it is; chat
-messages, put through the tokenizer's chat template (verl's data sets have these); or token ids. A model without a
-tokenizer is asked random tokens in the place of the built-in prompts; the log says so.
+A text file has one prompt per line. JSON lines and parquet files have a column `prompt`: a string, which is used
+unchanged; chat messages, to which the tokenizer's chat template is applied (as in verl's data sets); or token ids. For
+a model without a tokenizer, the built-in prompts are replaced by random tokens, and the log says so.
 """
 
 import logging
@@ -48,11 +48,11 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The vocabulary of a model, as its files tell it.
+    """The vocabulary of a model, from its files.
 
     Attributes:
-        size: how many token ids the model knows.
-        stop: every token id that its configurations or its tokenizer call the end.
+        size: number of token ids of the model.
+        stop: all end-of-sequence token ids of its configurations and its tokenizer.
         tokenizer: transformers'; None if the model has none.
     """
 
@@ -62,7 +62,7 @@ class Vocabulary:
 
 
 def built_in() -> list[Prompt]:
-    """The examples, as chats of one message."""
+    """Return the examples, as chats of one message."""
     return [[{"role": "user", "content": text}] for text in EXAMPLES]
 
 
@@ -70,7 +70,7 @@ def read(path: Path) -> list[Prompt]:
     """The prompts of a file.
 
     Raises:
-        BadCheckpoint, BadDocument: the file, or one of its rows, is not as it should be; with its name.
+        BadCheckpoint, BadDocument: the file or one of its rows is invalid; the message names it.
     """
     if path.suffix == ".parquet":
         found = [_checked(value, f"{path}, row {number}") for number, value in enumerate(_parquet(path), start=1)]
@@ -80,7 +80,7 @@ def read(path: Path) -> list[Prompt]:
         if path.suffix in JSON_LINES:
             found = [_of_json(line, f"{path}, line {number}") for number, line in lines]
     if not found:
-        raise BadCheckpoint(f"{path}: holds no prompt")
+        raise BadCheckpoint(f"{path}: contains no prompt")
     return found
 
 
@@ -88,7 +88,7 @@ def _parquet(path: Path) -> list[Any]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        raise BadCheckpoint(f"{path}: parquet files are read with pyarrow, which is not installed") from error
+        raise BadCheckpoint(f"{path}: reading parquet files needs pyarrow, which is not installed") from error
     try:
         with parquet.ParquetFile(path) as file:
             if COLUMN not in (names := file.schema_arrow.names):
@@ -104,7 +104,7 @@ def _of_json(line: str, where: str) -> Prompt:
 
 
 def evenly(items: Sequence[Item], count: int) -> list[Item]:
-    """Return at most `count` of the items, at even distances, the first among them."""
+    """Return at most `count` evenly spaced items, including the first."""
     if len(items) <= count:
         return list(items)
     return [items[i * len(items) // count] for i in range(count)]
@@ -118,20 +118,20 @@ def _checked(value: Any, where: str) -> Prompt:
             return value
         if all(type(token) is int and token >= 0 for token in value):
             return value
-    raise BadCheckpoint(f"{where}: {COLUMN!r} is {value!r:.80}; give a string, chat messages or token ids")
+    raise BadCheckpoint(f"{where}: {COLUMN!r} is {value!r:.80}; it must be a string, chat messages or token ids")
 
 
 def load(model: str) -> Vocabulary:
     """The vocabulary of a folder or a hub id.
 
     Raises:
-        BadCheckpoint: with the reason in a line.
+        BadCheckpoint: it cannot be read; the message gives the reason in one line.
     """
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     folder = Path(model)
     if model.startswith(("/", ".")) and not folder.is_dir():  # transformers would take it for an id of the hub
-        raise BadCheckpoint(f"model {model!r:.200}: there is no such folder")
+        raise BadCheckpoint(f"model {model!r:.200}: this folder does not exist")
     # transformers would invent a tokenizer for a folder that has none
     without = folder.is_dir() and not any((folder / name).exists() for name in VOCABULARIES)
     try:
@@ -185,7 +185,7 @@ def _encode(prompt: Prompt, vocabulary: Vocabulary) -> list[int]:
                 f"{shown}: the model's chat template or tokenizer fails: {first_line(error)}"
             ) from error
     if not ids:
-        raise BadCheckpoint(f"{shown}: the model's tokenizer has no token for it; give --prompts that it knows")
+        raise BadCheckpoint(f"{shown}: the model's tokenizer has no token for this text; use other --prompts")
     if max(ids) >= vocabulary.size:
         raise BadCheckpoint(f"{shown}: token id {max(ids)} is outside the model's vocabulary of {vocabulary.size}")
     return ids

@@ -12,8 +12,8 @@ WORST = 10  # layers in the table
 MIB = 1 << 20
 LEAST = 0.8  # of a batch that importance weights should leave, as verl's adapter warns
 FIGURES = {
-    "k3_kl": "KL a token (k3), nats",
-    "k1_kl": "KL a token (k1), nats",
+    "k3_kl": "KL per token (k3), nats",
+    "k1_kl": "KL per token (k1), nats",
     "mean_abs": "|delta logprob|: mean",
     "p50_abs": "  50 % are below",
     "p90_abs": "  90 %",
@@ -72,7 +72,7 @@ def figures(report: dict[str, Any]) -> Table:
 
 def positions(report: dict[str, Any]) -> Table:
     """The KL of each policy by position, ± a standard error."""
-    table = Table(title="KL a token (k3) by position: the tokens before it, the prompt's too")
+    table = Table(title="KL per token (k3) by position, counted from the start of the prompt")
     table.add_column("positions")
     found = policies(report)
     for name in found:
@@ -108,22 +108,25 @@ def remarks(report: dict[str, Any]) -> Iterator[str]:
     """Remarks that follow from the figures."""
     found, noise = report["mismatch"], report["noise"]["k3_kl"]
     if noise > 0:
-        yield f"KL (k3) is {found['k3_kl'] / noise:.3g} times the noise floor: {found['k3_kl']:.3g} to {noise:.3g}."
+        yield (
+            f"KL (k3) is {found['k3_kl'] / noise:.3g} times the noise floor: {found['k3_kl']:.3g}, noise floor "
+            f"{noise:.3g}."
+        )
     if report["prompts_left_out"]:
         yield f"{report['prompts_left_out']} prompts were left out (--tokens {report['tokens']})."
     token, sequence = found["ess"], found["sequence_weights"]["ess"]
     yield (
-        f"Truncated importance sampling, clipped at {THRESHOLD:g}, leaves {token:.3g} of a batch with a weight a "
-        f"token, {sequence:.3g} with a weight a sequence as long as these."
+        f"Truncated importance sampling, clipped at {THRESHOLD:g}, leaves {token:.3g} of a batch with one weight per "
+        f"token, and {sequence:.3g} with one weight per sequence of this length."
     )
     if token < LEAST:
         yield (
-            f"Below {LEAST:g} weights mend little: `ignore` the worst layers, take a finer scheme, or train for this "
-            "one (QAT)."
+            f"Below {LEAST:g} importance weights help little: `ignore` the worst layers, choose a more precise scheme, "
+            "or train for this one (QAT)."
         )
     elif sequence < LEAST:
         yield (
-            f"Below {LEAST:g} weights of sequences waste the batch: set rollout_correction.rollout_is (in a recipe "
+            f"Below {LEAST:g} sequence weights waste the batch: set rollout_correction.rollout_is (in a recipe "
             "correction.level) to token."
         )
 

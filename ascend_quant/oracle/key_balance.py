@@ -1,10 +1,10 @@
 """The definition of SmoothAttention's factors (outlier key channels), for a KV cache with one scale a token and head.
 
-Such a cache makes every channel as coarse as its largest one. Let channel i of the keys be divided by s_i, and of the
-queries multiplied: q k stays. Its error has a variance of (max_j m_j / s_j)^2 sum_i (a_i s_i)^2, up to a constant, with
-m_j the largest |k_j| and a_i the size of q_i. For a given maximum, s_i = m_i is the least that s may be, whatever the
-queries are. But a large channel stays as coarse as it was, so that with n large channels out of D, some n / D of the
-variance remains.
+Such a cache makes every channel as coarse as the largest one. If channel i of the keys is divided by s_i and that of
+the queries multiplied by it, q k does not change. Its error has a variance of (max_j m_j / s_j)^2 sum_i (a_i s_i)^2, up
+to a constant, with m_j the largest |k_j| and a_i the size of q_i. For a given maximum, s_i = m_i is the smallest
+possible s_i, whatever the queries are. But a large channel stays as coarse as before, so with n large channels out of
+D, about n / D of the variance remains.
 
 Rotary embedding mixes channel i with j = i + D / 2: both have one factor. From weights alone,
 
@@ -12,10 +12,10 @@ Rotary embedding mixes channel i with j = i + D / 2: both have one factor. From 
     m_i      = hypot(offset_i, offset_j) + 3 hypot(spread_i, spread_j) / sqrt(2)
     s_i      = max(1, 2 ** floor(log2(m_i / median of the head's m)))
 
-3 is the largest of some hundred normal numbers, and the largest channel of a token is what its scale follows. What
-weights say of x is a guess, so a channel below twice the median is left alone, and factors are rounded down: one that
-is too small leaves something to heal, one that is too large makes its channel coarser than it was. Powers of two make
-the balance exact in a floating type, through products, norms and rotation.
+3 is about the maximum of a hundred normal numbers; a token's scale follows its largest channel. What weights tell about
+x is an estimate, so channels below twice the median are not changed, and factors are rounded down: a factor that is too
+small leaves some of the error, one that is too large makes its channel coarser than before. Powers of two are exact in
+a floating-point type, through products, norms and rotation.
 
 Shape suffixes: G heads of keys, D channels of a head, P = D / 2 pairs, N = G D rows, K input channels.
 """
@@ -34,10 +34,11 @@ def key_sizes(
     k_norm_D: torch.Tensor | None,
     head: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Offset and spread (G, D), float64, of what a key projection gives; behind its norm by heads, if there is one.
+    """Return offset and spread (G, D), float64, of the output of a key projection, after its per-head norm if it has
+    one.
 
     Args:
-        w_NK, input_norm_K, bias_N, k_norm_D: in any floating type; None where the model has none.
+        w_NK, input_norm_K, bias_N, k_norm_D: in any floating type; None if the model has none.
         head: D.
     """
     gain_K, rows = input_norm_K.double(), range(0, len(w_NK), ROWS)
@@ -55,7 +56,8 @@ def key_balance(offset_GD: torch.Tensor, spread_GD: torch.Tensor, shared: bool =
     """The factors s (G, D), float32: keys are divided by them, queries of the same group multiplied.
 
     Args:
-        shared: all heads have the same ones, by the root mean square of their m: a norm's weights serve all heads.
+        shared: use the same factors for all heads, from the root mean square of their m, since all heads share a norm's
+            weights.
     """
     offset_2GP, spread_2GP = (torch.stack(one_GD.chunk(2, dim=1)) for one_GD in (offset_GD, spread_GD))
     peak_GP = offset_2GP.square().sum(0).sqrt() + PEAK * spread_2GP.square().mean(0).sqrt()

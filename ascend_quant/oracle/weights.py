@@ -1,4 +1,4 @@
-"""Codes and scales of weights, back, and what layers compute with them, as the scheme's file in `schemes/` defines."""
+"""Quantization and dequantization of weights, and the results of layers, as the scheme's file in `schemes/` defines."""
 
 import torch
 import torch.nn.functional as F
@@ -12,25 +12,25 @@ INT8 = SCHEMES["int8"]
 
 
 def quantize(w_NK: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes (..., N, K) and scales of a weight; int4 codes come as int8, see `pack_int4`.
+    """Return codes (..., N, K) and scales of a weight; int4 codes are returned as int8, see `pack_int4`.
 
     Returns:
-        Scales of shape (..., N), (...), (..., ceil(N / 128), ceil(K / 128)) or (..., N, K / group), as elements share
-        them; float32, BF16 for int4. What is not finite makes its scale not finite.
+        Scales of shape (..., N), (...), (..., ceil(N / 128), ceil(K / 128)) or (..., N, K / group), depending on which
+        elements share a scale; float32, or BF16 for int4. Elements that are not finite make their scale not finite.
 
     Raises:
         UnregisteredScheme: a scheme that nobody registered.
-        ValueError: a scheme without codes, or K that is no multiple of its group.
+        ValueError: a scheme without quantization, or K that is not a multiple of its group size.
     """
     return definition_of(scheme).quantize(w_NK)
 
 
 def dequantize(codes_NK: torch.Tensor, scale: torch.Tensor, scheme: Scheme | None = None) -> torch.Tensor:
-    """The float32 values (..., N, K) that codes with scales, as `quantize` returns them, stand for.
+    """Return the float32 values (..., N, K) of codes and scales from `quantize`.
 
     Args:
-        scheme: theirs; None for one of those whose scales tell by their shape what shares them (row, tensor, block,
-            int4's groups).
+        scheme: the scheme of the codes; None if the shape of the scales tells which elements share them (row, tensor,
+            block, int4's groups).
 
     Raises:
         UnregisteredScheme: a scheme that nobody registered.
@@ -41,14 +41,14 @@ def dequantize(codes_NK: torch.Tensor, scale: torch.Tensor, scheme: Scheme | Non
 
 
 def largest_scale(dtype: torch.dtype) -> float:
-    """Return the largest scale of a finite BF16 row: times the largest code of `dtype` it is BF16's largest value."""
+    """Return the largest scale of a finite BF16 row: BF16's largest value divided by the largest code of `dtype`."""
     return float(torch.tensor(BF16_MAX) / LARGEST_CODE[dtype])
 
 
 def spoilt_rows(codes_NK: torch.Tensor, scale_N: torch.Tensor) -> torch.Tensor:
-    """bool (N): rows of codes, with their float32 scales, that no quantization of finite values gives.
+    """Return bool (N): rows of codes and float32 scales that no quantization of finite values gives.
 
-    The scale is negative, not finite, or beyond what BF16 rows have; or a code is e4m3's NaN.
+    In these rows the scale is negative, not finite, or larger than any BF16 row's; or a code is e4m3's NaN.
     """
     spoilt_N = (scale_N < 0) | ~(scale_N <= largest_scale(codes_NK.dtype))
     if codes_NK.dtype == torch.int8:
@@ -95,7 +95,7 @@ def experts(
         expert_MT: their indices into E; an index outside [0, E) contributes nothing (an expert of another rank).
         w13_codes_ENK: gate rows, then up rows (N = 2 * intermediate size).
         w2_codes_EKN: down projection (N = intermediate size).
-        scheme: of codes and scales, stacked as `quantize` returns them.
+        scheme: the scheme of codes and scales, which are stacked as `quantize` returns them.
     """
     out_MK = torch.zeros(x_MK.shape, dtype=torch.float32, device=x_MK.device)
     for expert in range(w13_codes_ENK.shape[0]):

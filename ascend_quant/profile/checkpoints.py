@@ -59,7 +59,7 @@ class ModelFolder:
         if not paths:
             raise BadCheckpoint(f"no checkpoint at {self.folder}: *{SUFFIX} not found{_unread(self.folder)}")
         if adapters := [path for path in paths if path.name.startswith(ADAPTER)]:
-            raise BadCheckpoint(f"{adapters[0]} is a LoRA adapter, no model: merge it into its model first")
+            raise BadCheckpoint(f"{adapters[0]} is a LoRA adapter, not a model: merge it into its model first")
         return paths
 
     @cached_property
@@ -72,7 +72,7 @@ class ModelFolder:
         """
         places = read_json(self.index).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
-            raise BadCheckpoint(f"{self.index} has no weight_map, which says where each tensor is")
+            raise BadCheckpoint(f"{self.index} has no weight_map, which maps tensors to files")
         return places
 
     @cached_property
@@ -110,10 +110,12 @@ class Checkpoint(ModelFolder):
             try:
                 self._open[path] = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
-                raise BadCheckpoint(f"{path} is cut off or no safetensors file ({error}); download it again") from error
+                raise BadCheckpoint(
+                    f"{path} is truncated or not a safetensors file ({error}); download it again"
+                ) from error
             for name in self._open[path].keys():  # noqa: SIM118  not a dict
                 if name in self._file_of:
-                    raise BadCheckpoint(f"{name} is in {self._file_of[name]} and in {path}; remove one of them")
+                    raise BadCheckpoint(f"{name} is both in {self._file_of[name]} and in {path}; remove one of them")
                 self._file_of[name] = path
 
     def file_of(self, name: str) -> Path:
@@ -148,9 +150,9 @@ class Checkpoint(ModelFolder):
         """
         found = self.tensor(name)
         if not found.is_floating_point() or found.dtype.itemsize < 2:
-            raise BadCheckpoint(f"{name}: {found.dtype} in {self.folder}, where it is not quantized")
+            raise BadCheckpoint(f"{name}: {found.dtype} in {self.folder}, although it is not quantized")
         if bad := int((~found.isfinite()).sum()):
-            raise BadCheckpoint(f"{name}: {bad} of {found.numel()} numbers in {self.folder} are NaN or infinite")
+            raise BadCheckpoint(f"{name}: {bad} of {found.numel()} elements in {self.folder} are NaN or infinite")
         return found
 
     def _slice(self, name: str):
@@ -165,7 +167,7 @@ class Checkpoint(ModelFolder):
 def _unread(folder: Path) -> str:
     """Say what weights a folder has in place of safetensors files; "" if it has none."""
     others = sorted(path.name for path in folder.glob("*") if path.name.endswith(WEIGHTS))
-    return f"; {others[0]} is not read: save the model anew, with transformers' save_pretrained" if others else ""
+    return f"; {others[0]} cannot be read: save the model again with transformers' save_pretrained" if others else ""
 
 
 def _counted(name: str) -> list[str]:
@@ -186,10 +188,10 @@ def find(model: str) -> Path:
     if folder.is_dir():
         return folder
     if model.count("/") != 1 or model[0] in "./~":
-        raise BadCheckpoint(f"no model at {model}: it is neither a folder nor a hub id (OWNER/NAME)")
+        raise BadCheckpoint(f"no model at {model}: the value must be a folder or a hub id (OWNER/NAME)")
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(model, allow_patterns=["*.safetensors", "*.json"]))
     except (OSError, ValueError) as error:  # the hub's errors are of these
-        raise BadCheckpoint(f"no folder {model}, and the hub does not give it: {error}") from error
+        raise BadCheckpoint(f"{model} is not a folder, and downloading it from the hub failed: {error}") from error

@@ -105,7 +105,7 @@ def check_names(reference: Checkpoint, w8a8: W8A8) -> None:
     """Both have the same parameters of the same shapes, but for a tied lm_head and for biases that are 0."""
     if section := reference.config.get("quantization_config"):
         method = section.get("quant_method") if isinstance(section, dict) else section
-        raise BadCheckpoint(f"{reference.folder} is quantized itself ({method!r:.80}); give the BF16 model")
+        raise BadCheckpoint(f"{reference.folder} is itself quantized ({method!r:.80}); give the BF16 model")
     here, there = set(reference.names), w8a8.quantized | w8a8.plain
     for name in sorted(there - here):
         if name.endswith("bias") and not bool(w8a8.checkpoint.tensor(name).any()):
@@ -119,11 +119,11 @@ def check_names(reference: Checkpoint, w8a8: W8A8) -> None:
     folded = {f"{name.removesuffix('weight')}bias" for name in w8a8.quantized if w8a8.format == "ModelSlim"}
     for name in sorted(here - there - folded):
         if not (tied and name == "lm_head.weight"):
-            raise BadCheckpoint(f"{name}: in {reference.folder}, not in {w8a8.checkpoint.folder}")
+            raise BadCheckpoint(f"{name}: is in {reference.folder}, but not in {w8a8.checkpoint.folder}")
     for name in sorted(here & there):
         shape, other = reference.shape(name), w8a8.checkpoint.shape(name)
         if shape != other or 0 in shape:
-            raise BadCheckpoint(f"{name}: {shape} in BF16, {other} in W8A8; no weight is like that")
+            raise BadCheckpoint(f"{name}: shape {shape} in the BF16 model, but {other} in the W8A8 model")
 
 
 def check(result: Comparison, reference: Checkpoint, w8a8: W8A8, name: str, rule: Rule | None) -> None:
@@ -137,8 +137,11 @@ def check(result: Comparison, reference: Checkpoint, w8a8: W8A8, name: str, rule
         codes_NK, scale_N = w8a8.codes_and_scale(name)
         one = reproduce(name, weight, codes_NK, scale_N, rule)
         if not one.steps <= MAX_STEPS:
-            found = f"{one.steps:.1f} code steps (root mean square) from what the best factors of rows and columns give"
-            raise BadCheckpoint(f"{name}: {found}; the checkpoints are of different weights, or one was rotated")
+            found = (
+                f"{one.steps:.1f} code steps (root mean square) from the values that the best row and column "
+                "factors give"
+            )
+            raise BadCheckpoint(f"{name}: {found}; the checkpoints have different weights, or one was rotated")
         result.reproduced.append(one)
         result.kinds["quantized" if len(rule.tensors()) == 1 else "smoothed"] += 1
         return
@@ -147,13 +150,11 @@ def check(result: Comparison, reference: Checkpoint, w8a8: W8A8, name: str, rule
         return  # a tied lm_head, or a bias that ModelSlim keeps in quant_bias alone
     other = w8a8.checkpoint.values(name)
     if rule is None and not same(weight, other):
-        raise BadCheckpoint(f"{name}: differs between the checkpoints, and there is no rule for it")
+        raise BadCheckpoint(f"{name}: differs between the checkpoints, and no smoothing rule explains the difference")
     if rule is not None:
         made = smoothed(weight, rule).to(torch.bfloat16).float()
         if not bool(((made - other.float()).abs() <= MAX_RELATIVE * made.abs()).all()):
-            raise BadCheckpoint(
-                f"{name}: the factor that the other weights of its group share does not give its values"
-            )
+            raise BadCheckpoint(f"{name}: the smoothing factor of its group does not reproduce its values")
 
 
 def reproduce(name: str, w_NK: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, rule: Rule) -> Reproduced:
@@ -198,9 +199,9 @@ def remarks(result: Comparison, w8a8: W8A8) -> Iterator[str]:
         )
     if (tool := result.profile.arithmetic) != (ours := of_refits(tool)):
         yield (
-            f"The checkpoint was quantized in {tool} arithmetic, refits use {ours}: the codes that differ"
-            f" ({1 - median_low([one.equal[ours] for one in result.reproduced]):.1%} at the median) come from the tool"
-            " rounding its quotients."
+            f"The checkpoint was quantized in {tool} arithmetic, refits use {ours}: the codes that differ "
+            f"({1 - median_low([one.equal[ours] for one in result.reproduced]):.1%} at the median) do so because the "
+            "tool rounds its quotients."
         )
     if w8a8.static:
         yield f"{w8a8.static} layers have static activation scales; not used: activations are quantized per token."

@@ -20,7 +20,7 @@ from ascend_quant.profile.rules import Rule
 CLOSE = 2.0**-7  # of a product of factors: norms and routers are BF16 numbers, and the factors found from such
 FACTORS = ("input_factor", "output_factor")
 NO_RULE = Rule(False)
-ADVICE = "make the profile with `ascend-quant profile` from checkpoints whose smoothing is whole"
+ADVICE = "create the profile with `ascend-quant profile` from checkpoints that are smoothed completely"
 
 
 def check(rules: Mapping[str, Rule], names: Iterable[str] = ()) -> None:
@@ -54,7 +54,9 @@ def check(rules: Mapping[str, Rule], names: Iterable[str] = ()) -> None:
     for name, rule in rules.items():
         for part in FACTORS:
             if (name, part) not in allowed and not _is_one(getattr(rule, part)):
-                raise BadCheckpoint(f"{name}: its {part} is not undone anywhere, so it changes the model; {ADVICE}")
+                raise BadCheckpoint(
+                    f"{name}: no other weight compensates its {part}, so it changes the model; {ADVICE}"
+                )
 
 
 def reaches(rules: Mapping[str, Rule], name: str) -> str | None:
@@ -79,22 +81,26 @@ def _check_norm(rules: Mapping[str, Rule], name: str, fed: Sequence[str], router
     if not fed or (router and router not in fed):
         missing = router or "what it feeds"
         raise BadCheckpoint(
-            f"{name}: the norm is smoothed, and the profile has no rule for {missing}, which multiplies with it "
-            f"(FlashRL's profiler leaves experts and routers out); {ADVICE}"
+            f"{name}: the norm is smoothed, and the profile has no rule for {missing}, which reads its output "
+            f"(FlashRL's profiler skips experts and routers); {ADVICE}"
         )
     for one, factor_K in columns.items():
         if not _cancel(factor, factor_K):
-            raise BadCheckpoint(f"{one}: not multiplied with the inverse of what {name} is, which feeds it; {ADVICE}")
+            raise BadCheckpoint(
+                f"{one}: is not multiplied by the inverse of the factor of {name}, whose output it reads; {ADVICE}"
+            )
 
 
 def _check_pair(rules: Mapping[str, Rule], producer: str, consumer: str, bias: str | None) -> None:
     rows = rules.get(producer, NO_RULE).output_factor
     if not _cancel_over_heads(rows, rules.get(consumer, NO_RULE).input_factor):
-        raise BadCheckpoint(f"{consumer}: not multiplied with the inverse of what {producer}'s rows are; {ADVICE}")
+        raise BadCheckpoint(
+            f"{consumer}: is not multiplied by the inverse of the factor of {producer}'s rows; {ADVICE}"
+        )
     if bias is not None:
         factor = _of_vector(rules, bias)
         if not _cancel(rows, None if factor is None else 1 / factor.float()):
-            raise BadCheckpoint(f"{bias}: not multiplied as {producer}'s rows are; {ADVICE}")
+            raise BadCheckpoint(f"{bias}: is not multiplied by the factor of {producer}'s rows; {ADVICE}")
 
 
 def _of_vector(rules: Mapping[str, Rule], name: str) -> torch.Tensor | None:

@@ -94,13 +94,15 @@ def _read(path: Path) -> Profile:
         with safe_open(tensors, framework="pt") as file:
             held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
     except (BadDocument, ValidationError, SafetensorError) as error:
-        raise BadCheckpoint(f"no profile at {text}: {line(error)}; make it again") from error
+        raise BadCheckpoint(f"no profile at {text}: {line(error)}; create it again") from error
     rules = {
         name: Rule(quantized, **{part: held.pop(key) for part in PARTS if (key := f"{name}.{part}") in held})
         for name, quantized in content.quantized.items()
     }
     if held:
-        raise BadCheckpoint(f"{tensors} holds {next(iter(held))!r}, of which {text} says nothing; make it again")
+        raise BadCheckpoint(
+            f"{tensors} holds {next(iter(held))!r}, which {text} does not list; create the profile again"
+        )
     return Profile(content.scheme, rules, content.notes, content.arithmetic)
 
 
@@ -117,22 +119,24 @@ def _read_flashrl(path: Path) -> Profile:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise BadCheckpoint(
-            f"{path} carries code, or is not a file of tensors; it was not loaded: {line(error)}"
+            f"{path} contains code, or is not a tensor file; it was not loaded: {line(error)}"
         ) from error
     except Exception as error:  # what torch raises for a broken file depends on its bytes
         raise BadCheckpoint(f"{path} is not a file that torch.save wrote: {line(error)}") from error
     notes = {"flashrl": path.name}
     if not isinstance(content, (dict, list)):
-        raise BadCheckpoint(f"{path} holds a {type(content).__name__}; a FlashRL profile is a dict or a list of names")
+        raise BadCheckpoint(
+            f"{path} contains the type {type(content).__name__}; a FlashRL profile is a dict or a list of names"
+        )
     if strange := [name for name in content if not isinstance(name, str)]:
-        raise BadCheckpoint(f"{path}: {shown(strange[0])} is no name of a parameter")
+        raise BadCheckpoint(f"{path}: {shown(strange[0])} is not a parameter name")
     if isinstance(content, list):
         return Profile("fp8", {name: Rule(True) for name in content}, notes)
     rules = {name: rule_of(content, name) for name in content}
     for name, rule in rules.items():
         for part, tensor in rule.tensors().items():
             if not bool(tensor.isfinite().all()) or (part == "scale" and bool((tensor < 0).any())):
-                raise BadCheckpoint(f"{name:.200}: its numbers give a {part} that is negative or infinite")
+                raise BadCheckpoint(f"{name:.200}: its values give a {part} that is negative or infinite")
     return Profile("int8", rules, notes)
 
 
@@ -145,7 +149,7 @@ def entry_at(content: Mapping[str, object], name: str) -> Mapping:
     entry = content[name]
     if not isinstance(entry, Mapping) or not set(entry) >= KEYS or not isinstance(entry["type"], torch.dtype):
         keys = ", ".join(sorted(KEYS))
-        raise BadCheckpoint(f"{name:.200}: a FlashRL int8 profile has {keys} there, this has {shown(entry)}")
+        raise BadCheckpoint(f"{name:.200}: expected {keys} in a FlashRL int8 profile, not {shown(entry)}")
     return entry
 
 
@@ -156,11 +160,11 @@ def rule_of(content: Mapping[str, object], name: str) -> Rule:
     if entry["type"] != torch.int8:
         return Rule(False, input_factor, multiplier_N)
     if multiplier_N is None:
-        raise BadCheckpoint(f"{name:.200}: output_scale is 1 for an int8 weight, not 1 / weight_scale of each row")
+        raise BadCheckpoint(f"{name:.200}: output_scale of an int8 weight must be 1 / weight_scale of each row, not 1")
     if "weight_scale" in entry:
         scale_N = as_long(vector(entry, "weight_scale", name), multiplier_N, name, "weight_scale")
         if scale_N is None:
-            raise BadCheckpoint(f"{name:.200}: weight_scale is 1, not a number for each row")
+            raise BadCheckpoint(f"{name:.200}: weight_scale must have one number per row, not 1")
         output_N = torch.where(scale_N == 0, 1.0, multiplier_N * scale_N)
     else:
         output_N = as_long(up_factor(content, name), multiplier_N, name, "its down_proj's input_scale")
@@ -173,7 +177,7 @@ def rule_of(content: Mapping[str, object], name: str) -> Rule:
 def as_long(found_N: torch.Tensor | None, multiplier_N: torch.Tensor, name: str, what: str) -> torch.Tensor | None:
     """Return what was found (N), or None; raise BadCheckpoint if it is of another length than output_scale (N)."""
     if found_N is not None and found_N.shape != multiplier_N.shape:
-        rows = f"{len(found_N)} numbers for {len(multiplier_N)} rows in output_scale"
+        rows = f"{len(found_N)} elements, but output_scale has {len(multiplier_N)} rows"
         raise BadCheckpoint(f"{name:.200}: {what} has {rows}")
     return found_N
 

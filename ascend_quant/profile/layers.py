@@ -102,7 +102,9 @@ def check_shapes(group: Group, shapes: Callable[[str], tuple[int, ...]]) -> None
     norm = shapes(group.norm)
     for name in (*group.anchors, *(pair.producer for pair in group.pairs)):
         if len(norm) != 1 or len(shapes(name)) != 2 or shapes(name)[1:] != norm:
-            raise BadCheckpoint(f"{group.norm} is {norm}, {name}, which it feeds, {shapes(name)}: no fit")
+            raise BadCheckpoint(
+                f"{group.norm} has shape {norm}, which does not match {shapes(name)} of {name}, which reads its output"
+            )
 
 
 def pair_of(
@@ -115,12 +117,15 @@ def pair_of(
     """The pair that begins with `producer`."""
     consumer = producer.replace(f".{partners[0]}.", f".{partners[1]}.")
     if consumer not in names:
-        raise BadCheckpoint(f"{producer}: no {consumer} in the same checkpoint")
+        raise BadCheckpoint(f"{producer}: {consumer} is missing in the same checkpoint")
     if not len(shapes(producer)) == len(shapes(consumer)) == 2:
-        raise BadCheckpoint(f"{producer} is {shapes(producer)}, {consumer} {shapes(consumer)}: matrices are wanted")
+        raise BadCheckpoint(f"{producer} is {shapes(producer)}, {consumer} {shapes(consumer)}: both must be matrices")
     rows, columns, head = shapes(producer)[0], shapes(consumer)[1], 1
     if partners[0] == "v_proj":
         head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     if min(rows, columns, head) < 1 or rows % head or columns % rows:
-        raise BadCheckpoint(f"{producer} has {rows} rows, {consumer} {columns} columns, heads {head} channels: no fit")
+        raise BadCheckpoint(
+            f"{producer} has {rows} rows, which do not match {columns} columns of {consumer} with heads of {head} "
+            "channels"
+        )
     return Pair(producer, consumer, columns // rows, head)

@@ -46,7 +46,7 @@ def read_groups(checkpoint: Checkpoint) -> list[Group] | None:
         return [Group.model_validate(group["weights"]) for group in groups.values()]
     except (ValidationError, AttributeError, KeyError, TypeError) as error:
         where = f"{checkpoint.folder / 'config.json'}: config_groups"
-        raise BadCheckpoint(f"{where} are none that can be read: {' '.join(str(error).split()):.300}") from error
+        raise BadCheckpoint(f"{where} cannot be read: {' '.join(str(error).split()):.300}") from error
 
 
 def check_scale(name: str, scale: torch.Tensor) -> None:
@@ -59,4 +59,6 @@ def check_symmetric(checkpoint: Checkpoint, name: str) -> None:
     """Raise BadCheckpoint if the weight `name` has zero points other than 0."""
     for offset in (f"{name.removesuffix('weight')}{leaf}" for leaf in ZERO_POINTS):
         if offset in checkpoint and bool(checkpoint.tensor(offset).any()):
-            raise BadCheckpoint(f"{name}: asymmetric ({offset} is not 0); only symmetric weights are supported")
+            raise BadCheckpoint(
+                f"{name}: asymmetric quantization ({offset} is not 0) is not supported; only symmetric is"
+            )

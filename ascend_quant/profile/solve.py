@@ -1,6 +1,7 @@
 """The smoothing factors of one group: a norm, the layers that read its output, and their pairs.
 
-The solver also detects the arithmetic of the checkpoint's tool: the one whose bounds allow a factor for every channel.
+The solver also detects the arithmetic of the checkpoint's tool: the one whose rounding bounds allow a factor for every
+channel.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,14 +18,14 @@ from ascend_quant.profile.w8a8 import W8A8
 
 @dataclass
 class Solver:
-    """A solver for the factors of two checkpoints; the arithmetic that explained the last group is tried first."""
+    """Solver for the factors between two checkpoints; it tries the arithmetic that explained the last group first."""
 
     reference: Checkpoint
     w8a8: W8A8
     arithmetic: str = ARITHMETICS[0]
 
     def rules(self, group: Group) -> Iterator[tuple[str, Rule]]:
-        """The rules of a group's parameters, the norm first; none for those that stay as they are."""
+        """Return the rules of a group's parameters, the norm first; unchanged parameters have none."""
         input_K, factors = self.factors(group)
         if input_K is not None:
             yield group.norm, Rule(False, self.norm_factor(group.norm, input_K))
@@ -38,10 +39,11 @@ class Solver:
                 yield bias, Rule(False, output_N)
 
     def factors(self, group: Group) -> tuple[torch.Tensor | None, dict[Pair, torch.Tensor | None]]:
-        """Find the factor of all that the norm feeds (K), and of each pair the divisor of its producer's rows (N).
+        """Find the factor (K) of the layers that read the norm, and for each pair the divisor (N) of its producer's
+        rows.
 
-        None for no factor. A producer has both: each is narrowed by the bounds of the other, and when the columns'
-        is chosen the rows' once more.
+        None means no factor. A producer has both factors: the bounds of each narrow the other, and once the columns'
+            factor is chosen, the rows' bounds are narrowed again.
         """
         hint = self.norm_ratio(group.norm)
         paired = {pair: self.consumed(pair) for pair in group.pairs}
@@ -61,7 +63,7 @@ class Solver:
     def consumer_rules(
         self, names: tuple[str, ...], input_K: torch.Tensor | None, output_N: torch.Tensor | None = None
     ) -> Iterator[tuple[str, Rule]]:
-        """Rules of weights with these factors; a plain one that nevertheless is the same in both stays alone."""
+        """Return the rules of weights with these factors; an unquantized weight that is equal in both gets none."""
         for name in names:
             if name in self.w8a8.quantized:
                 yield name, Rule(True, input_K, output_N, self.w8a8.codes_and_scale(name)[1])
@@ -69,30 +71,31 @@ class Solver:
                 yield name, Rule(False, input_K, output_N)
 
     def norm_ratio(self, name: str) -> torch.Tensor | None:
-        """BF16 over W8A8 (K): the factor of what it feeds, to a BF16 rounding; NaN for 0 / 0, None for equal norms."""
+        """Return BF16 / W8A8 (K), the factor of its readers up to BF16 rounding; NaN for 0 / 0, None if both are
+        equal."""
         norm, changed = self.weight(name).float(), self.w8a8.checkpoint.values(name)
         if same(norm, changed):
             return None
         ratio = norm / changed.float()
         if changed.shape != norm.shape or not bool(((ratio > 0) & ratio.isfinite() | ratio.isnan()).all()):
-            raise BadCheckpoint(f"{name}: no positive factor leads from the BF16 to the W8A8 checkpoint")
+            raise BadCheckpoint(f"{name}: no positive factor maps the BF16 weight to the W8A8 weight")
         return ratio
 
     def norm_factor(self, name: str, input_K: torch.Tensor) -> torch.Tensor:
-        """Return the norm's multiplier (K): 1 / input_K, or the plain ratio where that rounds to another number."""
+        """Return the norm's multiplier (K): 1 / input_K, or the plain ratio if 1 / input_K rounds to another number."""
         norm, changed = self.weight(name).float(), self.w8a8.checkpoint.values(name).float()
         rounds_right = (norm / input_K).to(torch.bfloat16) == changed.to(torch.bfloat16)
         return torch.where(rounds_right | (norm == 0), 1 / input_K, changed / norm)
 
     def evidence_of_norm(self, name: str) -> Evidence:
-        """Return a norm's evidence of its divisor: little, but enough to tell two BF16 numbers apart."""
+        """Return the bounds that a norm gives for its divisor: wide, but enough to tell two BF16 values apart."""
         norm, changed = self.weight(name).unsqueeze(0), self.w8a8.checkpoint.values(name).unsqueeze(0)
         evidence = Evidence(norm.shape[1])
         evidence.add_values(norm, changed)
         return evidence.inverse()
 
     def anchored(self, group: Group, arithmetic: str) -> Evidence:
-        """Return the evidence of the weights that have the norm's factor and no other."""
+        """Return the evidence of the weights that have only the norm's factor."""
         evidence = Evidence(self.reference.shape(group.norm)[0])
         for name in group.anchors:
             weight = self.weight(name)
@@ -128,7 +131,8 @@ class Solver:
         return evidence.inverse()
 
     def all_produced(self, paired: Mapping[Pair, Evidence | None], channels: int) -> Evidence:
-        """Return producers' evidence of their columns' factor; in BF16 arithmetic only of those without row factors."""
+        """Return producers' evidence of their columns' factor; in BF16 arithmetic only from producers without row
+        factors."""
         evidence = Evidence(channels)
         for pair, rows in paired.items():
             if pair.producer in self.w8a8.quantized and (rows is None or self.arithmetic == "float32"):
@@ -138,7 +142,8 @@ class Solver:
         return evidence
 
     def explain(self, collect: Callable[[str], Evidence]) -> Evidence:
-        """The evidence in the arithmetic that leaves most channels a factor; the last one first."""
+        """Return the evidence in the arithmetic that allows a factor for the most channels, trying the last one
+        first."""
         best, most = None, -1.0
         for arithmetic in sorted(ARITHMETICS, key=lambda one: one != self.arithmetic):
             evidence = collect(arithmetic)

@@ -58,13 +58,15 @@ class W8A8:
         """Raise BadCheckpoint if a weight's dtypes and shapes are not those of W8A8. Only headers are read."""
         dtype, shape = self.checkpoint.dtype(name), self.checkpoint.shape(name)
         if dtype != "I8" or len(shape) != 2:
-            raise BadCheckpoint(f"{name}: {dtype} {shape} in {self.checkpoint.folder}, a W8A8 weight is int8 (N, K)")
+            raise BadCheckpoint(
+                f"{name}: {dtype} {shape} in {self.checkpoint.folder}, but a W8A8 weight must be int8 (N, K)"
+            )
         scale_dtype, scale_shape = self.checkpoint.dtype(f"{name}_scale"), self.checkpoint.shape(f"{name}_scale")
         if scale_shape not in ((shape[0], 1), (shape[0],)):
             found = f"scales {scale_shape} for a weight {shape}"
             raise BadCheckpoint(f"{name}: {found}; only one scale per output channel, (N, 1), is supported")
         if scale_dtype not in FLOATS:
-            raise BadCheckpoint(f"{name}: its scales are {scale_dtype}; read are {', '.join(FLOATS)}")
+            raise BadCheckpoint(f"{name}: its scales are {scale_dtype}; supported: {', '.join(FLOATS)}")
 
 
 def read_w8a8(checkpoint: Checkpoint) -> W8A8:
@@ -80,13 +82,16 @@ def read_w8a8(checkpoint: Checkpoint) -> W8A8:
         groups = read_groups(checkpoint) or []
         if others := [group for group in groups if (group.type, group.bits, group.strategy) != ("int", 8, "channel")]:
             found = f"{others[0].type}, {others[0].bits} bits, a scale for each {others[0].strategy}"
-            raise BadCheckpoint(f"{checkpoint.folder}: weights are of type {found}; read are int, 8 bits, channel")
+            raise BadCheckpoint(
+                f"{checkpoint.folder}: weights of type {found} are not supported; only int, 8 bits, one scale per "
+                "channel"
+            )
         quantized = {name for name in checkpoint.names if f"{name}_scale" in checkpoint and name.endswith(".weight")}
     else:
         quantized = {name for name in checkpoint.names if described.get(name, "FLOAT") in MODELSLIM_TYPES}
         quantized = {name for name in quantized if name.endswith(".weight")}
     if not quantized:
-        raise BadCheckpoint(f"{checkpoint.folder} is said to be quantized ({kind}) but has no quantized weight")
+        raise BadCheckpoint(f"{checkpoint.folder} declares a quantization ({kind}) but has no quantized weight")
     layers = {name.removesuffix("weight") for name in quantized}
     beside = {f"{layer}{leaf}" for layer in layers for leaf in BESIDE_WEIGHT[kind]}
     static = sum(f"{layer}input_scale" in checkpoint for layer in layers)
@@ -123,4 +128,4 @@ def _check_format(checkpoint: Checkpoint) -> None:
     if method != "compressed-tensors" or kind not in FORMATS:
         read = f"compressed-tensors {' or '.join(FORMATS)}, and ModelSlim"
         found = f"quant_method {method!r:.80}, format {kind!r:.80}"
-        raise BadCheckpoint(f"{checkpoint.folder}: {found}; what is read: {read}")
+        raise BadCheckpoint(f"{checkpoint.folder}: {found} is not supported; supported: {read}")

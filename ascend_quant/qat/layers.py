@@ -77,8 +77,8 @@ def _weights_of(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:
         return {}
     if any(w.dim() == 1 for w in experts.values()):
         raise ValueError(
-            f"the tensors of {type(module).__name__} are flat shards, as FSDP1 leaves them with use_orig_params=True: "
-            "apply fake quantization before it, or use FSDP2"
+            f"the tensors of {type(module).__name__} are flat shards of FSDP1 (use_orig_params=True): apply "
+            "fake quantization before wrapping, or use FSDP2"
         )
     if _columns_last(module, experts):
         return {name: Weight(w.shape[2], partial(fake_quantize, scheme=scheme)) for name, w in experts.items()}
@@ -96,5 +96,7 @@ def _columns_last(module: nn.Module, experts: dict[str, torch.Tensor]) -> bool:
     if turned is not None:
         return not turned
     if "gate_up_proj" not in experts:
-        raise ValueError(f"{type(module).__name__} does not tell (is_transposed) how its experts' tensors lie")
+        raise ValueError(
+            f"{type(module).__name__} has no attribute is_transposed, so the layout of its expert weights is unknown"
+        )
     return experts["gate_up_proj"].shape[1] == 2 * experts["down_proj"].shape[2]

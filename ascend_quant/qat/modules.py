@@ -1,12 +1,11 @@
 """Layers that compute with fake-quantized weights: in their forward, `self.weight` is the fake-quantized value.
 
-Only the module's class changes. Parameters, their names, state_dict, optimizers and what a trainer sends to the
-rollout are unchanged, and any forward works, since all of them read `self.weight`. FSDP may wrap the model before
-or after: it puts the whole parameter in its place before a forward, and the forward runs in `torch.utils.checkpoint`
-once more.
+Only the module's class changes. Parameters, their names, state_dict, optimizers and the weights that a trainer sends to
+the rollout are unchanged, and any forward works, since all of them read `self.weight`. FSDP may wrap the model before
+or after: it unshards the parameter before a forward. `torch.utils.checkpoint` runs the forward a second time.
 
-The fake-quantized weight is kept for the backward pass, as the weight would be: with activation checkpointing that of
-one block at a time, without it those of all layers.
+The fake-quantized weight is saved for the backward pass, as the weight would be: for one block at a time with
+activation checkpointing, for all layers without.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +26,8 @@ class Weight(NamedTuple):
     """A parameter to be fake-quantized.
 
     Attributes:
-        columns: how many elements of a row, over the reduction dimension K, this rank holds.
-        quantize: from the parameter to its fake-quantized values, of the same shape.
+        columns: number of elements of a row, along the reduction dimension K, on this rank.
+        quantize: a function from the parameter to its fake-quantized values, of the same shape.
     """
 
     columns: int
@@ -44,13 +43,13 @@ class Candidate(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """The result of fake-quantizing a model: which layers are, and which are not.
+    """The result of fake-quantizing a model: its quantized and unquantized layers.
 
     Attributes:
         scheme: the scheme's name.
-        quantized: the layers that compute with fake-quantized weights, by their names.
-        unquantized: the layers that could be quantized, and are not: heads, routers, and what the caller ignores.
-        in_engine: of these, by the engine's names, those that it must leave alone too; of all ranks.
+        quantized: names of the layers that compute with fake-quantized weights.
+        unquantized: layers that could be quantized but are not: heads, routers, and layers that the caller ignores.
+        in_engine: the unquantized layers of all ranks that the engine must not quantize either, by the engine's names.
     """
 
     scheme: str
@@ -64,10 +63,10 @@ class Applied(NamedTuple):
 
 
 class FakeQuantized:
-    """Mixed in before a module's class.
+    """Mixin that precedes a module's class.
 
     Attributes:
-        fake_quantizers: from a parameter's name to what makes its fake-quantized values.
+        fake_quantizers: functions that fake-quantize a parameter, by its name.
     """
 
     fake_quantizers: dict[str, Callable[[torch.Tensor], torch.Tensor]]
@@ -86,34 +85,34 @@ class FakeQuantized:
 
 
 def candidates(models: Sequence[nn.Module], weights_of: Callable[[nn.Module], dict[str, Weight]]) -> list[Candidate]:
-    """The layers of a model that may be fake-quantized.
+    """Return the layers of a model that may be fake-quantized.
 
     Args:
-        models: the parts of it that this process holds.
-        weights_of: the parameters of a module that may be; none for most modules.
+        models: the parts of the model in this process.
+        weights_of: returns the parameters of a module that may be fake-quantized; none for most modules.
     """
     found = (Candidate(name, module, weights_of(module)) for name, module in named_modules(models))
     return [one for one in found if one.weights]
 
 
 def install(found: Sequence[Candidate], unquantized: Sequence[str], in_engine: Unquantized, scheme: Scheme) -> Applied:
-    """Make layers compute with fake-quantized weights. If anything is wrong with one, all stay as they are.
+    """Make layers compute with fake-quantized weights. If this fails for one layer, none is changed.
 
     Args:
         found: the candidates.
-        unquantized: the names of those that keep their weights.
+        unquantized: names of the layers that keep their weights.
         in_engine: see `Applied`.
 
     Raises:
-        ValueError: a layer that the scheme cannot hold, that has been fake-quantized before, or whose forward is not
-            its class's; or a model without a layer to quantize.
+        ValueError: the scheme does not support a layer, a layer is already fake-quantized or its forward was replaced,
+            or the model has no layer to quantize.
     """
     chosen = [one for one in found if one.name not in unquantized]
     for name, module, weights in chosen:
         for parameter, weight in weights.items():
             _check(f"{name}.{parameter}", module, weight, scheme)
     if not chosen:
-        raise ValueError(f"no layer can be fake-quantized; not quantized: {', '.join(unquantized) or 'none'}")
+        raise ValueError(f"no layer can be fake-quantized; skipped layers: {', '.join(unquantized) or 'none'}")
     for _, module, weights in chosen:
         module.fake_quantizers = {parameter: weight.quantize for parameter, weight in weights.items()}
         module.__class__ = _fake_quantized(type(module))
@@ -121,7 +120,7 @@ def install(found: Sequence[Candidate], unquantized: Sequence[str], in_engine: U
 
 
 def named_modules(models: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield all modules, by names without what wrappers add to them."""
+    """Yield all modules, with names without the prefixes that wrappers add."""
     for model in models:
         for name, module in model.named_modules():
             for wrapper in WRAPPERS:
@@ -131,16 +130,17 @@ def named_modules(models: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]
 
 def _check(name: str, module: nn.Module, weight: Weight, scheme: Scheme) -> None:
     if isinstance(module, FakeQuantized):
-        raise ValueError(f"{name} is fake-quantized already: build the model anew for another scheme")
+        raise ValueError(f"{name} is already fake-quantized: build a new model to use another scheme")
     if "forward" in vars(module):
         raise ValueError(
-            f"{name}: something has replaced this module's forward, which would not see fake-quantized weights: "
-            "apply fake quantization first, or switch off what replaces it"
+            f"{name}: this module's forward has been replaced, and the replacement would not use "
+            "fake-quantized weights: apply fake quantization first, or disable the replacement"
         )
     if scheme.group and weight.columns % scheme.group:
         raise ValueError(
-            f"{name}: rows of {weight.columns} elements (on one rank) cannot be cut into groups of {scheme.group}: "
-            "choose a scheme with smaller groups, split it over fewer ranks, or ignore the layer here and in the engine"
+            f"{name}: rows of {weight.columns} elements (on one rank) are not divisible into groups of "
+            f"{scheme.group}: choose a scheme with smaller groups, use fewer ranks, or ignore the layer here "
+            "and in the engine"
         )
 
 

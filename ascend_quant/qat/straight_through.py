@@ -1,7 +1,7 @@
 """dequantize(quantize(w)) whose gradient is that of w itself (the straight-through estimator of Bengio, Leonard and
 Courville, 2013): rounding has no useful gradient, and the weights that training updates stay in their own precision.
 
-Bit for bit what the engine's codes and scales stand for, see `kernels/fallbacks.py`:
+The values equal those of the engine's codes and scales bit for bit, see `kernels/fallbacks.py`:
     int4   BF16(code * scale)                                   in the dtype of w
     int8   code * scale, a float32 product rounded once         to the dtype of w
 """
@@ -19,32 +19,32 @@ SCHEMES = ("int4_g128", "int4_g32", "int8")
 
 
 def fake_quantize(w_NK: torch.Tensor, scheme: str | Scheme, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """Fake-quantize w (..., N, K): what the engine computes with, in w's dtype; straight-through, w stays as it is.
+    """Return the values that the engine computes with for w (..., N, K), in w's dtype; w itself is not changed.
 
     Args:
         w_NK: any float dtype, on a device with kernels (cpu, cuda, npu).
         scheme: one of `SCHEMES`.
-        group: ranks among which K is split, where w holds this rank's part (a row-parallel layer): an int8 row's scale
-            is that of the whole row, so all of them must call this together. None where w holds whole rows.
+        group: ranks over which K is split, if w is this rank's part (a row-parallel layer): the scale of an int8 row is
+            that of the whole row, so all ranks must call this together. None if w has whole rows.
 
     Raises:
         UnknownScheme: naming the valid ones.
-        ValueError: K is no multiple of the scheme's group.
+        ValueError: K is not a multiple of the scheme's group size.
         TypeError: a DTensor.
     """
     if isinstance(w_NK, DTensor):
         raise TypeError(
-            f"a DTensor ({w_NK.placements}) cannot be fake-quantized: give the rank's own tensor; FSDP2 unshards its "
-            "parameters for a module's forward if the module is called, not its forward"
+            f"a DTensor ({w_NK.placements}) cannot be fake-quantized: pass the local tensor; FSDP2 unshards "
+            "parameters only if the module is called, not its forward method"
         )
     return _StraightThrough.apply(w_NK, trainable_scheme(scheme), group)
 
 
 def trainable_scheme(scheme: str | Scheme) -> Scheme:
-    """The scheme, if there is fake quantization for it; raises UnknownScheme."""
+    """Return the scheme; raises UnknownScheme if fake quantization does not support it."""
     name = scheme.name if isinstance(scheme, Scheme) else scheme
     if name not in SCHEMES:
-        raise UnknownScheme(f"no fake quantization for scheme {name!r}; there is for: {', '.join(SCHEMES)}")
+        raise UnknownScheme(f"fake quantization does not support scheme {name!r}; supported: {', '.join(SCHEMES)}")
     return get_scheme(name)
 
 
@@ -61,7 +61,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def _absmax_of_whole_rows(w_NK: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """float32 (..., N); Inf where any rank has a NaN, which some backends' maximum would lose."""
+    """Return float32 (..., N); Inf if any rank has a NaN, which the maximum of some backends would lose."""
     absmax_N = w_NK.to(torch.bfloat16).abs().amax(-1).float().nan_to_num(nan=math.inf, posinf=math.inf)
     dist.all_reduce(absmax_N, dist.ReduceOp.MAX, group=group)
     return absmax_N

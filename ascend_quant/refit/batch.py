@@ -88,8 +88,8 @@ class Batch:
         if bad:
             slot, count = next(iter(bad.items()))
             name, elements = self._sources[slot]
-            more = f" (and {len(bad) - 1} more tensors have such)" if len(bad) > 1 else ""
+            more = f" (and {len(bad) - 1} more tensors contain some)" if len(bad) > 1 else ""
             if self.counters.NONFINITE == "rows" or parted(name)[1]:
-                raise RefitError(f"{name}: {count} of its rows have elements that are NaN or Inf{more}")
+                raise RefitError(f"{name}: {count} of its rows contain NaN or Inf{more}")
             raise RefitError(f"{name}: {count} of {elements} elements are NaN or Inf{more}")
         return changed, self.counters.clamped, digest

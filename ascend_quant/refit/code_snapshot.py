@@ -53,7 +53,9 @@ class CodeSnapshot:
         try:
             return cls(residents)
         except RuntimeError as error:
-            logger.warning("refit/changed will be unknown after this sleep: the codes could not be kept (%s)", error)
+            logger.warning(
+                "refit/changed will be missing after this sleep: the quantized weights could not be saved (%s)", error
+            )
             return None
 
     def put_back(self) -> bool:
@@ -64,7 +66,9 @@ class CodeSnapshot:
                 for place, part in _places(there, piece):
                     part.copy_(place)
         except RuntimeError as error:
-            logger.warning("refit/changed is unknown after this sleep: the codes could not be put back (%s)", error)
+            logger.warning(
+                "refit/changed is missing after this sleep: the quantized weights could not be restored (%s)", error
+            )
             return False
         return True
 

@@ -106,7 +106,10 @@ class ResidentWeight(RowBuffer):
         if self.takes(dtype, prequantized):
             return
         if prequantized:
-            raise RefitError(f"{self.name}: got codes of {dtype}, which the engine does not keep so; send BF16 weights")
+            raise RefitError(
+                f"{self.name}: got pre-quantized {dtype} weights, which the engine does not accept for this "
+                "parameter; send BF16 weights"
+            )
         how = ", the engine quantizes them itself" if self.codes else ""
         wanted = "BF16 weights" if self._is_of_floats else str(self.data.dtype)
         raise RefitError(f"{self.name}: got {dtype}; send {wanted}{how}")
@@ -135,7 +138,9 @@ class ResidentWeight(RowBuffer):
     def fill(self, view: torch.Tensor, value: float, writer: int) -> None:
         """Set the rows of `view`, which no shard carries (padding of a vocabulary), to a constant."""
         if self.layout is not None:
-            raise RefitError(f"{self.name}: a loader filled rows with {value}, which no tensor of the checkpoint holds")
+            raise RefitError(
+                f"{self.name}: a weight loader filled rows with {value}, a value that is in no tensor of the checkpoint"
+            )
         if view.numel():
             view.fill_(value)
             self.recount |= value != 0  # the digest of zeros is zero
@@ -170,7 +175,8 @@ class ResidentWeight(RowBuffer):
         """Return the whole rows of codes, their scales behind them; RefitError where the engine rearranges rows."""
         if whole is None or whole.shape[-1] != self.whole_length:
             raise RefitError(
-                f"{self.name}: the engine rearranges the rows, so their scales are not found; send BF16 weights"
+                f"{self.name}: the engine rearranges the rows, so the scales cannot be matched to them; send "
+                "BF16 weights"
             )
         return whole
 
@@ -258,8 +264,8 @@ class QuantizedWeight(ResidentWeight):
             return None
         if whole is None or whole.shape[-1] != self.whole_length:
             raise RefitError(
-                f"{self.name}: a slice of {shard.shape[-1]} of {self.whole_length} input channels came without "
-                "the rest of its rows, which its scale needs; send whole tensors"
+                f"{self.name}: a slice of {shard.shape[-1]} of {self.whole_length} input channels was sent, "
+                "but the scale needs complete rows; send whole tensors"
             )
         return whole
 
@@ -270,8 +276,8 @@ class QuantizedWeight(ResidentWeight):
             return self._write_of_bf16(piece, base)
         if not self.takes_codes or self.data.dtype != torch.int8:
             raise RefitError(
-                f"{self.name}: float32 values or static scales for {self.data.dtype}: only int8 codes with a scale a "
-                "row have them; use scheme int8, or no profile"
+                f"{self.name}: float32 values or static scales for {self.data.dtype}: only int8 with one "
+                "scale per row supports them; use scheme int8, or no profile"
             )
         static_scale = None if piece.static_scale is None else piece.static_scale.contiguous()
         return Int8Write(static_scale=static_scale, skip_bf16_cast=skip_bf16_cast, **self._where(piece, base))

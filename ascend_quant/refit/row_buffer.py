@@ -81,7 +81,7 @@ class RowBuffer:
         """Raise RefitError for rows that another writer has written; the same one's may overlap."""
         if self._written()[numbers].any():
             if self._writer != writer:
-                raise RefitError(f"{self.name}: rows written twice in one refit; send every tensor once")
+                raise RefitError(f"{self.name}: rows were written twice in one refit; send every tensor once")
             self.recount = True
 
     def _mark(self, numbers: slice | np.ndarray, writer: int) -> None:
@@ -102,7 +102,8 @@ class RowBuffer:
         last = first + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         if view.untyped_storage()._cdata != self._storage or first < 0 or last >= max(self.row_count, 1):
             raise RefitError(
-                f"{self.name}: a write of shape {tuple(view.shape)} goes elsewhere; give a view of its buffer"
+                f"{self.name}: a write of shape {tuple(view.shape)} is not a view of this parameter's buffer; "
+                "write to a view of it"
             )
         if not shape or (len(shape) == 1 and strides[0] == 1):
             return slice(first, first + (shape[0] if shape else 1))
@@ -122,5 +123,5 @@ class RowBuffer:
                 raise RefitError(f"{self.name}: a write of shape {tuple(shape)} splits rows of {length} elements")
             shape, strides = shape[:-1], strides[:-1]
         if offset % length or any(stride % length for stride, size in zip(strides, shape, strict=True) if size > 1):
-            raise RefitError(f"{self.name}: a write of shape {tuple(view.shape)} does not start at whole rows")
+            raise RefitError(f"{self.name}: a write of shape {tuple(view.shape)} does not start at a row boundary")
         return offset // length, shape, [stride // length for stride in strides]

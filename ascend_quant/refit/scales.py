@@ -34,8 +34,8 @@ class TensorScaledWeight(QuantizedWeight):
         fits = base.dim() == 2 and base.is_contiguous() and base.shape[1] == length and start % length == 0
         if not fits or (write.rows > 1 and (write.row_stride, write.column_stride) != (length, 1)):
             raise RefitError(
-                f"{self.name}: the engine rearranges what it takes of a tensor of shape {tuple(base.shape)}, so its "
-                "scale cannot be found; use scheme fp8"
+                f"{self.name}: the engine rearranges its shard of the tensor of shape {tuple(base.shape)}, so "
+                "the scale cannot be computed; use scheme fp8"
             )
         return replace(write, row_stride=length, tensor_rows=(start // length, base.shape[0]))
 
@@ -183,5 +183,5 @@ def resident_class(scheme: Scheme) -> Callable[..., ResidentWeight]:
     if definition_of(scheme).by_definition:
         return partial(DefinedWeight, scheme=scheme)
     if scheme.shares is None:
-        raise ValueError(f"scheme {scheme.name} has no codes: make a ResidentWeight of each weight")
+        raise ValueError(f"scheme {scheme.name} is not quantized: use a ResidentWeight for each weight")
     return BY_SHARING[scheme.shares]

@@ -36,7 +36,7 @@ from ascend_quant.transfer.errors import RefitError, refusal
 
 logger = logging.getLogger(__name__)
 
-HEAL = "complete one full refit to heal it"
+HEAL = "complete one full refit to repair it"
 SHOWN = 4  # names that one message lists
 
 
@@ -159,7 +159,7 @@ class ServingState:
         """Return why the engine must not generate, as far as is known, and the fix; None if it may generate: see
         `look`."""
         if self._asleep is not None:
-            return f"it sleeps (level {self._asleep}); wake it up"
+            return f"it is asleep (level {self._asleep}); wake it up"
         if self._state != "ready":
             return self._why
         return next(filter(None, (one.why_not_servable() for one in self.checks)), None)

@@ -60,7 +60,7 @@ class Refit(ServingState):
         super().__init__(residents, checks, parameters, plans)
         self.unquantized = unquantized
         if not self.residents:
-            raise RefitError("a refit without resident weights: give it every parameter of the model")
+            raise RefitError("a refit needs at least one resident weight: pass every parameter of the model")
         devices = {str(resident.tensor.device): resident.name for resident in self.residents}
         if len(devices) > 1:
             where = ", ".join(f"{name} on {device}" for device, name in devices.items())
@@ -99,7 +99,7 @@ class Refit(ServingState):
     def open(self, explicit: bool = True) -> None:
         """Begin a refit. An implicit one (a bare load_weights call) closes by itself once it is complete."""
         if self.weights_sleep:
-            raise RefitError("this engine sleeps: its weights are not in memory; wake up its weights, then refit")
+            raise RefitError("this engine is asleep and its weights are not in memory; wake up the weights, then refit")
         if self.is_open and self._explicit:  # of two concurrent weight updates the second is refused
             raise RefitError("a refit is already open on this engine; close it before opening the next")
         self.put_back()
@@ -187,7 +187,9 @@ class Refit(ServingState):
     def _leave_plan(self, names: Sequence[str]) -> None:
         """Continue without the plan; its rows are marked as written first, so that a second write is detected."""
         name = next(name for name in names if name not in self.plan.entries)
-        logger.info("%s is not in the plan of the last refit: the rest of this one goes through the loaders", name)
+        logger.info(
+            "%s is not in the plan of the last refit: the remaining tensors go through vLLM's weight loaders", name
+        )
         self._by_plan = False
         for entry in self._entries.values():
             if not entry.by_loader:
@@ -290,6 +292,6 @@ class Refit(ServingState):
         found = LeftOut(tuple(sorted(self._skipped)))
         if found.names and found != self._told:
             names = ", ".join(found.names)
-            logger.info("%d tensors are left out, as they are by the engine's own loader: %s", len(found.names), names)
+            logger.info("%d tensors are skipped, as in the engine's own weight loading: %s", len(found.names), names)
         self._told = found
         return found

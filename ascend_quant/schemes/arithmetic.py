@@ -126,7 +126,7 @@ def quantize_groups(w_NK: torch.Tensor, group: int) -> tuple[torch.Tensor, torch
         ValueError: K is no multiple of `group`.
     """
     if w_NK.shape[-1] % group:
-        raise ValueError(f"rows of {w_NK.shape[-1]} elements cannot be cut into int4 groups of {group}")
+        raise ValueError(f"rows of {w_NK.shape[-1]} elements are not divisible into int4 groups of {group}")
     values = torch.unflatten(w_NK.to(torch.bfloat16).float(), -1, (-1, group))
     scale = scale_of(values.abs().amax(dim=-1), INT4_MAX).to(torch.bfloat16)
     divisor = scale.float().unsqueeze(-1)

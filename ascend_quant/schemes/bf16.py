@@ -17,12 +17,12 @@ class Bf16(Definition):
 
     def quantize(self, w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Raises ValueError."""
-        raise ValueError(f"scheme {self.scheme.name} keeps weights as they are: there are no codes to make")
+        raise ValueError(f"scheme {self.scheme.name} does not quantize weights")
 
     def rounded(self, w_NK: torch.Tensor, absmax_N: torch.Tensor | None = None) -> torch.Tensor:
         return w_NK.float()
 
 
 register(
-    Bf16(Scheme("bf16", None, None, "weights as they arrive; the same refit checks and receipts, no quantization"))
+    Bf16(Scheme("bf16", None, None, "weights as they are sent; the same refit checks and receipts, no quantization"))
 )

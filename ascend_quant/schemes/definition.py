@@ -42,9 +42,9 @@ class Stored(NamedTuple):
         type: int or float.
         strategy: which weights share a scale: channel, tensor or group.
         activations: fields of input_activations beside the bits, the type and `symmetric`; None leaves them alone.
-        scale_dtype: as config.json says it; None where the format implies it.
-        formats: the formats of `convert` that hold the scheme.
-        no_experts: those of them whose readers take no experts in it.
+        scale_dtype: its name in config.json; None if the format implies it.
+        formats: the formats of `convert` that can store the scheme.
+        no_experts: those of `formats` whose readers do not support experts.
     """
 
     format: str
@@ -60,14 +60,14 @@ class Definition:
     """The definition of one scheme.
 
     Attributes:
-        codes_dtype: torch's name of the dtype of what `quantize` returns; None where weights keep their dtype.
+        codes_dtype: torch's name for the dtype of the quantized weights; None if weights keep their dtype.
         bits: of a code in memory and in files.
-        kind: the kernels' own word for how rows become codes (`kernels.writes.RowWrite.kind`); None where they call
-            `quantize`, a few whole rows at a time, which is then free to give each row any scales (N, S).
-        largest: the code of a tile's largest magnitude, where scale = absmax / largest, so that `convert` can work in
-            place; None where only `quantize` knows.
+        kind: the kernels' name for this quantization (`kernels.writes.RowWrite.kind`); None if they call `quantize`
+            instead, with a few whole rows at a time; then each row may have any number of scales (N, S).
+        largest: the code of a tile's largest magnitude if scale = absmax / largest, which lets `convert` work in place;
+            None if only `quantize` can compute the scale.
         rounds: whether codes are whole numbers.
-        stored: what checkpoints call it; None where no format holds it.
+        stored: its names in checkpoints; None if no format can store it.
     """
 
     codes_dtype: str | None = None
@@ -82,44 +82,44 @@ class Definition:
 
     @property
     def by_definition(self) -> bool:
-        """True if kernels call `quantize`, having no word of their own for what it does."""
+        """True if kernels have no quantization of their own for this scheme and call `quantize`."""
         return self.codes_dtype is not None and self.kind is None
 
     @property
     def code_in_files(self) -> str:
-        """The dtype, as safetensors calls it, of codes that files hold as they are; ValueError where there are none."""
+        """The safetensors dtype of codes that files store unchanged; raises ValueError if there are none."""
         if self.codes_dtype is None:
-            raise ValueError(f"scheme {self.scheme.name} keeps weights as they are: there are no codes")
+            raise ValueError(f"scheme {self.scheme.name} does not quantize weights")
         return SAFETENSORS[self.codes_dtype]
 
     def quantize(self, w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Codes (..., N, K) and scales of a weight, which is rounded to BF16 first; see `oracle.quantize`."""
-        raise NotImplementedError(f"scheme {self.scheme.name} defines no quantize")
+        raise NotImplementedError(f"scheme {self.scheme.name} does not define quantize")
 
     def dequantize(self, codes_NK: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """float32 (..., N, K): what codes and scales, as `quantize` returns them, stand for."""
+        """Return the values of codes and scales from `quantize`, in float32 (..., N, K)."""
         from ascend_quant.schemes.arithmetic import dequantize
 
         return dequantize(codes_NK, scale)
 
     def finite(self, scale: torch.Tensor) -> torch.Tensor:
-        """bool, of each scale: False where what it was made of holds a NaN or Inf."""
+        """Return a bool for each scale: False if the weights that it was computed from contain NaN or Inf."""
         return scale.isfinite()
 
     def activation(self, x_MK: torch.Tensor) -> torch.Tensor:
-        """Quantize and dequantize activations (M, K) as the scheme does; by default they stay as they are."""
+        """Quantize and dequantize activations (M, K) as the scheme does; by default they are not changed."""
         return x_MK
 
     def served(self, codes_NK: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """float32 (..., N, K): the values that products multiply with."""
+        """Return the values that GEMMs multiply by, in float32 (..., N, K)."""
         return self.dequantize(codes_NK, scale)
 
     def rounded(self, w_NK: torch.Tensor, absmax_N: torch.Tensor | None = None) -> torch.Tensor:
-        """float32 (N, K): what the weight becomes in products.
+        """Return the weight's values in GEMMs, in float32 (N, K).
 
         Args:
-            absmax_N: the largest magnitude of all that shares a scale with each row, where that is more than the row;
-                it has no part where scales are not those of whole rows.
+            absmax_N: the largest magnitude among all weights that share a scale with each row, if that is more than the
+                row; ignored if scales are not per row.
         """
         return self.served(*self.quantize(w_NK))
 
@@ -139,16 +139,16 @@ class Definition:
         return Scales("float32", (rows, 1))
 
     def stored_scales(self, rows: int, columns: int) -> Scales:
-        """Return the dtype and shape of the scales of a weight in a checkpoint; by default as they are resident."""
+        """Return the dtype and shape of the scales of a weight in a checkpoint; by default as in the engine."""
         return self.scales(rows, columns)
 
     def tile(self, rows: int, columns: int) -> tuple[int, int]:
-        """The rows and columns that have one scale of a weight (N, K)."""
+        """Return the rows and columns of a weight (N, K) that share one scale."""
         return (1, self.scheme.group or columns)
 
     def tensors(self, format: str, name: str, rows: int, columns: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return the tensors of a weight (N, K), `name` (ending in .weight), in a checkpoint: codes first, scales next,
-        then what never changes; each with its dtype as safetensors calls it, and its shape."""
+        """Return the tensors of a weight (N, K), `name` (ending in .weight), in a checkpoint: codes first, then scales,
+        then constant tensors; each with its safetensors dtype and its shape."""
         dtype, shape = self.stored_scales(rows, columns)
         codes = {name: (self.code_in_files, (rows, columns))}
         return codes | {f"{name}_scale": (SAFETENSORS[dtype], shape)}

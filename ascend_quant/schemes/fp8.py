@@ -72,5 +72,5 @@ class Fp8Tensor(Fp8):
 
 register(Fp8(Scheme("fp8", "fp8", "row", f"W8A8 in float8_e4m3fn: per-output-channel weights, {PER_TOKEN}")))
 register(
-    Fp8Tensor(Scheme("fp8_tensor", "fp8", "tensor", f"W8A8 in float8_e4m3fn: one scale a weight tensor, {PER_TOKEN}"))
+    Fp8Tensor(Scheme("fp8_tensor", "fp8", "tensor", f"W8A8 in float8_e4m3fn: one scale per weight tensor, {PER_TOKEN}"))
 )

@@ -172,8 +172,8 @@ class Ignored:
             return all(meant.values())
         named, others = ([one for one in meant if meant[one] is wanted] for wanted in (True, False))
         raise PatternError(
-            f"ignore={list(self.patterns)} names {_listed(named)}, not {_listed(others)}: the engine has them in one "
-            f"layer, {layer.name}: name all of it or none"
+            f"ignore={list(self.patterns)} names {_listed(named)}, but not {_listed(others)}, which the "
+            f"engine fuses into one layer, {layer.name}: ignore all of them or none"
         )
 
     def among(self, layers: Mapping[str, Layer], of: str) -> set[str]:
@@ -200,8 +200,9 @@ class Ignored:
         self.meet(HEAD)
         if unused := [one for one in self.unused() if all(one in others for others in elsewhere)]:
             raise PatternError(
-                f"ignore: {unused[0]!r} matches no layer of {of}; give a layer's name without .weight, or re: and a "
-                "regular expression from its beginning; a layer's experts are one: ..mlp.experts"
+                f"ignore: {unused[0]!r} matches no layer of {of}; give a layer's name without .weight, or re: "
+                "and a regular expression that matches from the start; the experts of a layer have one name: "
+                "..mlp.experts"
             )
 
 
@@ -235,8 +236,8 @@ class Unquantized:
         """The layers that a trainer quantizes and this engine does not, or the other way, in words."""
         if trainer.digest == self.digest:
             return []
-        found = [f"{name} in the engine alone" for name in self.names if name not in trainer.names]
-        return found + [f"{name} in the trainer alone" for name in trainer.names if name not in self.names]
+        found = [f"{name} only in the engine" for name in self.names if name not in trainer.names]
+        return found + [f"{name} only in the trainer" for name in trainer.names if name not in self.names]
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern.removeprefix("re:"))
     except re.error as error:
-        raise PatternError(f"ignore: {pattern!r:.80} is no regular expression: {error}") from error
+        raise PatternError(f"ignore: {pattern!r:.80} is not a regular expression: {error}") from error
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -36,11 +36,13 @@ def register(definition: Defined) -> Defined:
     """
     name = definition.scheme.name
     if name in _DEFINITIONS or name in ALIASES:
-        raise DuplicateScheme(f"scheme {name!r} is registered already; there are: {', '.join((*SCHEMES, *ALIASES))}")
+        raise DuplicateScheme(f"scheme {name!r} is already registered; registered: {', '.join((*SCHEMES, *ALIASES))}")
     if definition.by_definition and definition.scheme.shares not in OF_ROWS:
         shares = definition.scheme.shares
         only = " or ".join(OF_ROWS)
-        raise ValueError(f"scheme {name!r} has no `kind` and shares scales by {shares!r}: that can only be {only}")
+        raise ValueError(
+            f"scheme {name!r} has no `kind` and shares scales by {shares!r}: without `kind` that must be {only}"
+        )
     SCHEMES[name], _DEFINITIONS[name] = definition.scheme, definition
     return definition
 
@@ -65,8 +67,8 @@ def definition_of(scheme: Scheme) -> Definition:
     """
     found = _DEFINITIONS.get(scheme.name)
     if found is None or (found.scheme is not scheme and found.scheme != scheme):
-        why = "nobody registered it" if found is None else f"registered is {found.scheme}"
-        raise UnregisteredScheme(f"no definition of {scheme}: {why}; this version has: {', '.join(_DEFINITIONS)}")
+        why = "nobody registered it" if found is None else f"the registered one is {found.scheme}"
+        raise UnregisteredScheme(f"scheme {scheme} has no definition: {why}; defined: {', '.join(_DEFINITIONS)}")
     return found
 
 

@@ -139,7 +139,9 @@ def digest_problems(
         if receipt["number"] == before["number"]:
             problems.append(f"{of_rank}the engine counted no refit")
         if before["digest"] == wanted:
-            problems.append(f"{of_rank}both checkpoints have the same digest: nothing was tried; give two that differ")
+            problems.append(
+                f"{of_rank}both checkpoints have the same digest, so nothing was tested; give two that differ"
+            )
     return problems
 
 

@@ -88,7 +88,7 @@ class Probe:
 
     def lacks(self, there: int) -> str:
         """Return what is missing where so many devices are there; "" for nothing."""
-        return f"{self.ranks} devices are needed, {there} are there" if there < self.ranks else ""
+        return f"{self.ranks} devices are needed, but there are {there}" if there < self.ranks else ""
 
 
 PROBES: dict[str, Probe] = {}
@@ -97,7 +97,7 @@ PROBES: dict[str, Probe] = {}
 def need(*packages: str) -> None:
     """Raise NotPossible unless all of them can be imported."""
     if lacking := [name for name in packages if find_spec(name) is None]:
-        raise NotPossible(f"this Python has no {', '.join(lacking)}")
+        raise NotPossible(f"this Python environment lacks {', '.join(lacking)}")
 
 
 def probe(name: str, decides: str, *fields: Any, **named: Any) -> Callable[[Look], Look]:

@@ -76,8 +76,12 @@ def judge(seen: Seen, turns: list[dict[str, Any]], expected: list[str], nz: bool
     for number, turn in enumerate(turns):
         wanted = expected[number % 2]
         seen.holds(turn["digest"] == wanted, f"cycle {number + 1}: digest {turn['digest']}, the definition's {wanted}")
-        seen.holds(turn["answers"] == turns[number % 2]["answers"], f"cycle {number + 1}: other answers than before")
-    seen.holds(turns[0]["answers"] != turns[1]["answers"], "both checkpoints answer alike: nothing was tried")
+        seen.holds(
+            turn["answers"] == turns[number % 2]["answers"], f"cycle {number + 1}: the answers differ from those before"
+        )
+    seen.holds(
+        turns[0]["answers"] != turns[1]["answers"], "both checkpoints give the same answers, so nothing was tested"
+    )
     for when in ("free asleep", "free awake"):
         free = [turn[when] for turn in turns]
         grown = free[2] - free[-1]

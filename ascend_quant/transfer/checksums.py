@@ -129,7 +129,9 @@ class Digests:
         if known is part:  # most come whole, and models of experts have tens of thousands
             return
         if part.kind != known.kind:
-            raise RefitError(f"{name} came as {known.kind} and as {part.kind}: send each tensor once, as one dtype")
+            raise RefitError(
+                f"{name} was received as {known.kind} and as {part.kind}: send each tensor once, with one dtype"
+            )
         number, elements = add_digests(known.number, part.number), known.elements + part.elements
         self._known[name] = known._replace(number=number, elements=elements)
 
@@ -147,17 +149,18 @@ def compare(sent: Mapping[str, Digest], received: Mapping[str, Digest]) -> None:
         if there is None:
             faults.append(f"{name} was never sent")
         elif here[2:] != there[2:]:  # dtype and shape
-            faults.append(f"{name} is {here.kind}, {there.kind} was sent")
+            faults.append(f"{name} is {here.kind}, but {there.kind} was sent")
         elif here.elements != there.elements:
-            faults.append(f"{name} has {here.elements} elements, {there.elements} were sent")
+            faults.append(f"{name} has {here.elements} elements, but {there.elements} were sent")
         elif here.number != there.number:
-            faults.append(f"{name} has other values than were sent")
+            faults.append(f"{name} has values that differ from those sent")
     if faults:
         more = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
         count = f"{len(faults)} of {len(sent.keys() | received.keys())}"
         raise RefitError(
             f"{count} parameters did not arrive as the trainer sent them: {'; '.join(faults[:SHOWN])}{more}. "
-            "Sync again; if it happens again, look for what writes to the weights on their way, or for broken memory"
+            "Sync again; if it happens again, look for code that writes to the weights in transit, or for "
+            "faulty memory"
         )
 
 
@@ -200,16 +203,16 @@ def decode(tensor: torch.Tensor) -> Sent:
                 f"the trainer's side sends format {str(message['format'])[:40]}, the engine's reads {FORMAT}"
             )
         if message.keys() != {"format", "digests", "left_alone"} or not is_object(message["digests"]):
-            raise ValueError("no digests by name, and left_alone")
+            raise ValueError("a mapping of digests and left_alone is expected")
         if json.dumps(message, separators=(",", ":")) != text:  # another byte, or a name twice
-            raise ValueError("not as it was encoded")
+            raise ValueError("its encoding is not the one that the trainer writes")
         digests = {name: _digest(name, row) for name, row in message["digests"].items()}
         return Sent(digests, _unquantized(message["left_alone"]))
     except (ValueError, RuntimeError) as error:
         why = str(error) if isinstance(error, BadDocument) else f"{type(error).__name__}: {error}"
         raise RefitError(
-            f"{SENT} cannot be read ({why}): install the same ascend-quant on the trainer's "
-            "and on the engine's side; if it is the same, the digests were damaged on their way"
+            f"{SENT} cannot be read ({why}): install the same ascend-quant on the trainer's and on the "
+            "engine's side; if the versions are equal, the digests were corrupted in transit"
         ) from None
 
 
@@ -220,7 +223,7 @@ def _digest(name: str, row: Any) -> Digest:
         ValueError: it is no digest.
     """
     if not is_array(row) or len(row) != 4:
-        raise ValueError(f"{name[:80]!r} does not come with a digest, elements, dtype and shape")
+        raise ValueError(f"{name[:80]!r} must have a digest, elements, dtype and shape")
     number, elements, dtype, shape = row
     if not isinstance(number, str) or not re.fullmatch("[0-9a-f]{16}", number) or int(number, 16) >= PRIME:
         raise ValueError(
@@ -238,10 +241,10 @@ def _unquantized(found: Any) -> Unquantized | None:
     if found is None:
         return None
     if not is_array(found) or len(found) != 2 or not is_array(found[1]):
-        raise ValueError(f"left_alone is {str(found)[:80]!r}, not a scheme and names")
+        raise ValueError(f"left_alone is {str(found)[:80]!r}, not a scheme and a list of names")
     scheme, names = found
     if wrong := [one for one in (scheme, *names) if not isinstance(one, str)]:
-        raise ValueError(f"left_alone has {str(wrong[0])[:80]!r}, which is no name")
+        raise ValueError(f"left_alone has {str(wrong[0])[:80]!r}, which is not a name")
     return Unquantized(scheme, tuple(names))
 
 
@@ -299,7 +302,9 @@ class Receiving:
             check_sent(name, tensor)
             if name == SENT:
                 if self._message is not None:
-                    raise RefitError(f"the trainer's digests ({SENT}) came twice in one sync: send each tensor once")
+                    raise RefitError(
+                        f"the trainer's digests ({SENT}) were received twice in one sync: send each tensor once"
+                    )
                 self._message = HostCopy(tensor)
             else:
                 parameters.append((name, tensor))
@@ -317,8 +322,8 @@ class Receiving:
             return 0
         if self._message is None:
             raise RefitError(
-                f"the trainer's digests ({SENT}) never came: send the weights through "
-                "ascend_quant.transfer.checksums.sending, or turn the proof off on both sides"
+                f"the trainer's digests ({SENT}) were not received: send the weights through "
+                "ascend_quant.transfer.checksums.sending, or disable checksums on both sides"
             )
         received = self._received.as_dict()  # with what it waits for, the message has come too
         sent = decode(self._message.read())
@@ -333,7 +338,7 @@ class Receiving:
         if faults := self._unquantized.differences(trainer):
             more = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
             raise RefitError(
-                f"the trainer's fake quantization and this engine leave other layers in their own dtype (digests "
-                f"{trainer.digest} and {self._unquantized.digest}): {'; '.join(faults[:SHOWN])}{more}. Give both one "
-                "list of layers to ignore"
+                "the trainer's fake quantization and this engine ignore different layers (digests "
+                f"{trainer.digest} and {self._unquantized.digest}): {'; '.join(faults[:SHOWN])}{more}. Use "
+                "the same list of ignored layers for both"
             )

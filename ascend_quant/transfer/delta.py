@@ -175,9 +175,9 @@ class Receiver:
         i, self._count = self._count, self._count + 1
         header = _header(name, tensor)
         if name != f"{NAME}.{i}" or header.group != i or self._is_whole:
-            raise RefitError(f"{name} came where {NAME}.{i} should: a group is missing, or came twice")
+            raise RefitError(f"{name} was received instead of {NAME}.{i}: a group is missing, or was sent twice")
         if self._taking not in (None, header.sync):
-            raise RefitError(f"{name} is of {header.sync}, after one of {self._taking}")
+            raise RefitError(f"{name} belongs to {header.sync}, but the group before belongs to {self._taking}")
         self._taking = header.sync
         if header.is_last:
             self._is_whole = True
@@ -196,7 +196,9 @@ class Receiver:
             return
         wanted = header.sync._replace(number=header.base)
         if wanted != self._had or i >= len(self._base.groups):
-            raise RefitError(f"{name}: a patch for {wanted}, but this engine's base is {self._had}: send all weights")
+            raise RefitError(
+                f"{name}: the delta is relative to {wanted}, but this engine's base is {self._had}: send all weights"
+            )
         _apply(name, rest, header, self._base.groups[i])
 
 
@@ -234,16 +236,18 @@ def _patch(before: torch.Tensor, now: torch.Tensor) -> Patch | None:
 def _apply(name: str, rest: torch.Tensor, header: Header, base: torch.Tensor) -> None:
     blocks = -(-header.size // BLOCK)
     if base.numel() != header.size or rest.numel() != 4 * blocks + 3 * header.changed:
-        raise RefitError(f"{name}: {rest.numel()} bytes are no patch of {header.changed} bytes in {header.size}")
+        raise RefitError(
+            f"{name}: {rest.numel()} bytes are not a valid delta of {header.changed} changed bytes in {header.size}"
+        )
     rest = rest.to(base.device)
     counts, places, values = torch.split(rest, [4 * blocks, 2 * header.changed, header.changed])
     of_each = counts.clone().view(torch.int32).to(torch.int64)
     if int(of_each.min()) < 0 or int(of_each.sum()) != header.changed:
-        raise RefitError(f"{name}: its blocks' counts do not add up to {header.changed}")
+        raise RefitError(f"{name}: the counts of its blocks do not add up to {header.changed}")
     block = torch.repeat_interleave(torch.arange(blocks, device=base.device), of_each)
     at = block * BLOCK + (places.clone().view(torch.int16).to(torch.int64) & (BLOCK - 1))
     if header.changed and int(at.max()) >= header.size:
-        raise RefitError(f"{name}: a place beyond the group's {header.size} bytes")
+        raise RefitError(f"{name}: an offset is beyond the group's {header.size} bytes")
     base[at] = values
 
 
@@ -282,14 +286,16 @@ def _as_bytes(header: Header, device: torch.device) -> torch.Tensor:
 
 def _header(name: str, blob: torch.Tensor) -> Header:
     if blob.dtype != torch.uint8 or blob.dim() != 1 or blob.numel() < HEADER_BYTES or blob.is_meta:
-        raise RefitError(f"{name}: {blob.dtype} of shape {tuple(blob.shape)} has no header of {HEADER_BYTES} bytes")
+        raise RefitError(
+            f"{name}: {blob.dtype} of shape {tuple(blob.shape)} is not uint8 with a header of {HEADER_BYTES} bytes"
+        )
     header = Header(*blob[:HEADER_BYTES].cpu().clone().view(torch.int64).tolist())
     if header.format != FORMAT:
         raise RefitError(
-            f"{name}: format {header.format}, this side reads {FORMAT}: install the same ascend-quant on both sides"
+            f"{name}: format {header.format}, but this side reads {FORMAT}: install the same ascend-quant on both sides"
         )
     if min(header) < 0:
-        raise RefitError(f"{name}: its header is damaged: {header}")
+        raise RefitError(f"{name}: its header is corrupted: {header}")
     return header
 
 
@@ -326,5 +332,5 @@ def _is_viewed(dtype: str) -> bool:
 def _checked(name: str, bytes_: torch.Tensor, size: int, layout: Layout) -> torch.Tensor:
     wanted = sum(_aligned(prod(shape) * getattr(torch, dtype).itemsize) for _, dtype, shape in layout)
     if not bytes_.numel() == size == wanted:
-        raise RefitError(f"{name}: {bytes_.numel()} bytes came of {size}, and its layout has {wanted}")
+        raise RefitError(f"{name}: {bytes_.numel()} bytes were received of {size}, but its layout needs {wanted}")
     return bytes_

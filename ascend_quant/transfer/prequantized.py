@@ -56,14 +56,14 @@ def codes_of(name: str, sent: torch.Tensor) -> torch.Tensor:
     scheme = SCHEMES[name.rpartition(MARK)[2]]
     if sent.dim() < 2 or sent.dtype != codes_dtype(scheme) or sent.shape[-1] <= TAIL:
         raise RefitError(
-            f"{name}: got {sent.dtype} of shape {tuple(sent.shape)}; send rows of {codes_dtype(scheme)} codes with "
-            f"{TAIL} bytes behind each (ascend_quant.transfer.prequantized.encode)"
+            f"{name}: got {sent.dtype} of shape {tuple(sent.shape)}; send {codes_dtype(scheme)} rows, each "
+            f"followed by {TAIL} bytes (ascend_quant.transfer.prequantized.encode)"
         )
     if not lies_as_read(sent):
-        negative = ", with its signs turned over by a view" if sent.is_neg() else ""
+        negative = ", with the negative bit set" if sent.is_neg() else ""
         raise RefitError(
-            f"{name}: got shape {tuple(sent.shape)} with strides {sent.stride()}{negative}, but codes and scales are "
-            "read as they lie in memory, row behind row; send tensor.resolve_neg().contiguous()"
+            f"{name}: got shape {tuple(sent.shape)} with strides {sent.stride()}{negative}, but pre-quantized "
+            "rows must be contiguous; send tensor.resolve_neg().contiguous()"
         )
     return sent[..., :-TAIL]
 

@@ -24,7 +24,7 @@ def pairs(weights: Any) -> Iterable[NamedTensor]:
     if issubclass(kind, (list, tuple)):
         return [_pair(one) for one in weights]
     if issubclass(kind, (Mapping, torch.Tensor)) or not issubclass(kind, Iterable):
-        raise RefitError(f"got a {kind.__name__}; send pairs of a name and a tensor, such as dict.items()")
+        raise RefitError(f"got a {kind.__name__}; send (name, tensor) pairs, such as dict.items()")
     return map(_pair, weights)
 
 
@@ -32,7 +32,7 @@ def _pair(one: Any) -> NamedTensor:
     kind = one.__class__
     if not issubclass(kind, (tuple, list)) or len(one) != 2:
         what = f"{kind.__name__} of {len(one)}" if issubclass(kind, (tuple, list)) else kind.__name__
-        raise RefitError(f"got a {what} among the weights; send pairs of a name and a tensor")
+        raise RefitError(f"got a {what} among the weights; send (name, tensor) pairs")
     return one
 
 
@@ -43,11 +43,14 @@ def check_sent(name: object, tensor: object) -> None:
         RefitError: it is not (the message names it).
     """
     if not isinstance(name, str):
-        raise RefitError(f"a tensor's name is {name!r}, not a string; send pairs of a name and a tensor")
+        raise RefitError(f"a tensor's name is {name!r}, not a string; send (name, tensor) pairs")
     if not isinstance(tensor, torch.Tensor):
         raise RefitError(f"{name}: got {type(tensor).__name__}; send a torch.Tensor")
     if is_traceable_wrapper_subclass(tensor):
-        raise RefitError(f"{name}: got {type(tensor).__name__}, a tensor made of others; send the whole plain tensor")
+        raise RefitError(
+            f"{name}: got {type(tensor).__name__}, a tensor subclass that wraps other tensors; send the full "
+            "plain tensor"
+        )
     if tensor.is_nested or tensor.is_quantized:
         raise RefitError(f"{name}: got a {'nested' if tensor.is_nested else 'quantized'} tensor; send a plain one")
     if tensor.layout != torch.strided or tensor.is_meta or is_freed(tensor):

@@ -189,7 +189,7 @@ def end_hosts(
         if host.open:
             host.channel.kill()  # its node process ends its own when its stdin closes
     if interrupt.count > 1:
-        progress.status.say("ended at once: the hosts end what runs on them by themselves, within a minute")
+        progress.status.say("ended at once: the hosts end their own processes of the run within a minute")
         return
     unsure = [number for number, state in enumerate(progress.hosts) if state.facts is not None and not state.ended]
     with ThreadPoolExecutor(max(len(unsure), 1)) as threads:
@@ -204,4 +204,4 @@ def check(plan: Plan, index: int) -> str | None:
     count, why = end_on(plan.run, plan.inventory, index, plan.local[index])
     if count is None:
         return f"{address}: could not be ended: {why}. When it is back: ./run.sh stop {plan.run}"
-    return f"{address}: {count} were left of this run: ended" if count else None
+    return f"{address}: {count} processes of this run were left, and have been ended" if count else None

@@ -23,17 +23,17 @@ Missing = list[tuple[str, str]]  # the address, and why
 
 @dataclass
 class HostState:
-    """State of one host in one attempt. Moments are those of time.monotonic().
+    """State of one host in one attempt. Times are from time.monotonic().
 
     Attributes:
         channel: to its node process; None for hosts that another process has started (--on-this-node).
         problem: why it cannot take part, or why it died, one line; it is final.
-        passing: why it could not be reached so far; it is tried again.
-        heard: when it was last heard.
-        waited: since when a beat has had no answer; None when there is none open.
-        last_line: what its Ray or its node process wrote last.
-        ended: its node process says that all it had started has ended.
-        closed: its channel is.
+        passing: why it could not be reached so far; the launcher retries.
+        heard: when its last message arrived.
+        waited: when the oldest unanswered beat was sent; None if all are answered.
+        last_line: the last line that its Ray or its node process wrote.
+        ended: its node process has reported that everything that it started has ended.
+        closed: whether its channel is closed.
     """
 
     address: str
@@ -56,12 +56,12 @@ class HostState:
         return self.channel is not None and not self.closed
 
     def beat(self) -> None:
-        """Ask whether it lives."""
+        """Send a heartbeat to the node."""
         self.waited = time.monotonic() if self.waited is None else self.waited
         self.channel.send({"beat": time.time()})
 
     def hear(self) -> None:
-        """Note that the host has said something: its heartbeat is answered."""
+        """Record a message of the host, which also answers its heartbeat."""
         self.heard, self.waited = time.monotonic(), None
 
     def silent(self) -> str | None:
@@ -70,7 +70,7 @@ class HostState:
         return f"silent for {quiet:.0f} s: it is down, or the network to it is" if quiet >= SILENT_SECONDS else None
 
     def last_words(self) -> str:
-        """Return the last line that it wrote, where that is not in the reason already."""
+        """Return the last line that it wrote, unless the reason already contains it."""
         telling = self.last_line and self.last_line not in (self.problem or "")
         return f"; its last words: {self.last_line[:200]}" if telling else ""
 
@@ -107,7 +107,7 @@ class Progress:
         self.driver_lines = logs.lines[DRIVER]  # of earlier attempts
 
     def cause(self) -> Cause | None:
-        """Return why the run failed: the driver's exception, else a host that died, else Ray's words on the job."""
+        """Return why the run failed: the driver's exception, else a host that died, else Ray's message."""
         log = self.logs.folder / f"{DRIVER}.log"
         found = of_log(log, self.driver_lines) if log.exists() else None
         if found is not None and not is_consequence(found.error):
@@ -175,9 +175,7 @@ class Progress:
     def on_ended(self, index: int, host: HostState, code: int, count: int, kernel_kills: int = 0) -> None:
         host.ended = True
         if kernel_kills:
-            self.status.say(
-                f"{host.address}: for want of memory the kernel has ended {kernel_kills} processes meanwhile"
-            )
+            self.status.say(f"{host.address}: the kernel has killed {kernel_kills} processes for lack of memory")
 
     def on_closed(self, index: int, host: HostState, code: int, errors: str) -> None:
         host.closed = True
@@ -185,16 +183,16 @@ class Progress:
 
 
 def dead(hosts: Sequence[HostState]) -> tuple[str, ...]:
-    """Return a line for each host that takes part no more."""
+    """Return a line for each host that no longer takes part."""
     for host in hosts:
         host.problem = host.problem or host.silent()
     return tuple(f"{host.address}: {host.problem}{host.last_words()}" for host in hosts if host.problem)
 
 
 def verdict(hosts: Sequence[HostState], job: JobEnd | None) -> Outcome | None:
-    """Return the outcome of the run, or None while it goes on.
+    """Return the outcome of the run, or None while it is running.
 
-    A job often fails because a host has died a moment ago: before it is told, every host must have answered since.
+    A job often fails because a host has just died, so a failure is reported only after every host has answered again.
     """
     if job and job.status == "SUCCEEDED":
         return Outcome(DONE)
@@ -208,7 +206,8 @@ def verdict(hosts: Sequence[HostState], job: JobEnd | None) -> Outcome | None:
 
 
 def differing(hosts: Sequence[HostState]) -> Missing:
-    """List hosts whose software is not the head's or whose clock is not the control host's; before Ray starts."""
+    """List hosts whose software differs from the head's, or whose clock differs from the control host's, before Ray
+    starts."""
     head, found = hosts[0], []
     for host in hosts:
         if host.facts is None:
@@ -226,7 +225,7 @@ def missing(hosts: Sequence[HostState], ports: dict[str, int | str]) -> Missing:
 
 
 def why(host: HostState, head: HostState, ports: dict[str, int | str]) -> str:
-    """Return why a host has not joined, as far as it can be known from here."""
+    """Return why a host has not joined, as far as the control host knows."""
     low, high = worker_range(ports)
     if host.problem or host.passing:
         return host.problem or host.passing

@@ -1,10 +1,11 @@
-"""The record of a run in runs/<run>: run.json, the logs of all hosts, and what the user sees meanwhile.
+"""The record of a run in runs/<run>: run.json, the logs of all hosts, and the status line.
 
-`stop` ends a run by its record from another terminal or after a crash. No secrets are in a record: no environment, no
-token. It is taken if it and its folders are the caller's alone, and nothing that it says is run: `stop` makes the
-command of a host from the run's id and the inventory, as `train` did.
+`stop` ends a run by its record from another terminal or after a crash. A record contains no secrets: no environment, no
+token. It is trusted only if the caller alone can write it and its folders, and nothing in it is executed: `stop` builds
+a host's command from the run's id and the inventory, as `train` did.
 
-The user sees the run's lines, and below them one live line; without a terminal, that line when it changes:
+The user sees the lines of the run, and below them one live line; without a terminal, this line is printed when it
+changes:
 
 joined 2/3 · job RUNNING · step 12 of 100 · 0:12:31
 """
@@ -73,7 +74,7 @@ class Record:
         """Create the record of a run that starts now, controlled by this process.
 
         Raises:
-            LaunchError: `runs` or the run's folder is there, and another user's.
+            LaunchError: `runs` or the run's folder belongs to another user.
         """
         this = psutil.Process()
         told = Told(
@@ -94,7 +95,7 @@ class Record:
         """Load the record in a run's folder.
 
         Raises:
-            LaunchError: it is not there, is no record, or others could have written it.
+            LaunchError: it does not exist, is not a record, or is writable by others.
         """
         file = folder / FILE
         try:
@@ -104,7 +105,7 @@ class Record:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "all of it"
-            raise LaunchError(f"{file} is no record of a run: {where}: {first['msg'][:200]}") from error
+            raise LaunchError(f"{file} is not the record of a run: {where}: {first['msg'][:200]}") from error
         return cls(folder, told)
 
     def save(self) -> None:
@@ -131,19 +132,19 @@ class Record:
 
 
 def without_variables(inventory: Inventory) -> Inventory:
-    """Strip an inventory to what `stop` needs of it; values of variables may be secrets."""
+    """Reduce an inventory to what `stop` needs, since values of variables may be secrets."""
     hosts = [host.model_copy(update={"environment": {}}) for host in inventory.hosts]
     return inventory.model_copy(update={"environment": {}, "hosts": hosts})
 
 
 def find(run: str | None, runs: Path = RUNS) -> tuple[Record, list[str]]:
-    """Find the record of a run by its id or its folder; without either, that of the only one that has not ended.
+    """Find the record of a run by its id or its folder; without either, of the only run that has not ended.
 
     Returns:
-        The record, and a line for each other one that cannot be taken, where all were looked at.
+        The record, and, if all records were searched, a line for each one that is not trusted.
 
     Raises:
-        LaunchError: there is no such run, its record cannot be taken, or several have not ended.
+        LaunchError: there is no such run, its record is not trusted, or several runs have not ended.
     """
     if run is not None:
         return Record.load(folder_of(run, runs)), []
@@ -175,7 +176,8 @@ def folder_of(run: str, runs: Path) -> Path:
 
 
 class Logs:
-    """Log files of a run, in its folder `logs`; restarts append. Only the owner reads them: secrets may be in them."""
+    """Log files of a run, in its folder `logs`; restarts append. Only the owner can read them, since they may contain
+    secrets."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "logs"
@@ -192,10 +194,10 @@ class Logs:
         self.lines[name] += 1
 
     def file(self, host: str, name: str, text: str) -> None:
-        """Keep one of Ray's own logs of a host; its name came from there and must stay below the folder."""
+        """Keep one of Ray's own logs of a host; its name comes from that host and must stay below the folder."""
         parts = PurePosixPath(name).parts
         if name.startswith("/") or ".." in parts:
-            raise ValueError(f"{host} sent a log file with the name {name!r}")
+            raise ValueError(f"{host} sent a log file with the invalid name {name!r}")
         path = self.folder / plain(host) / "ray" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with private.open_file(path, "w") as file:

@@ -50,7 +50,7 @@ def doctor(
 
     of_recipe = {"--set": changes, "--model": model, "--data": data, "--out": out}
     if recipe is None and (given := [name for name, value in of_recipe.items() if value]):
-        fail(f"{given[0]} is for --recipe: say which", WRONG_USE)
+        fail(f"{given[0]} works only with --recipe: add it", WRONG_USE)
     try:
         inventory, wanted, paths = load(cluster) if cluster is not None else None, None, None
         if recipe is not None:
@@ -127,7 +127,7 @@ def _setting(steps: int, minutes: float) -> "Setting":
 
     stack, stacks = os.environ.get(STACK_VARIABLE) or "cpu", all_pins()
     if stack not in stacks:
-        fail(f"{STACK_VARIABLE}={stack}: there is no such stack, only {', '.join(stacks)}", WRONG_USE)
+        fail(f"{STACK_VARIABLE}={stack} is not a stack; choose from {', '.join(stacks)}", WRONG_USE)
     folder, ends = Path(tempfile.mkdtemp(prefix="aq-smoke-")), time.monotonic() + 60 * minutes
     return Setting(stack, stacks[stack].devices, folder, steps, ends)
 
@@ -166,7 +166,9 @@ def _try(setting: "Setting", wanted: list[str], out: Path | None, printed: bool)
         console.print(f"logs: {setting.folder}", soft_wrap=True)
     left = [name for name in content["left"] if not wanted or any(is_in(name, one) for one in wanted)]
     if left:
-        console.print(f"time is over; the same command goes on with {', '.join(left)}", soft_wrap=True)
+        console.print(
+            f"the time limit is reached; run the same command again to continue with {', '.join(left)}", soft_wrap=True
+        )
     raise typer.Exit(FAILED if not content["ok"] else NOT_REACHED if left else DONE)
 
 
@@ -210,10 +212,10 @@ def _earlier(out: Path, setting: "Setting", wanted: list[str], console: "Console
         different = differences(content, setting)
         whole = not content["left"] and not wanted
     except (ValueError, KeyError, TypeError, AttributeError):
-        fail(f"--out {out}: is there, and is no JSON of this command; give another name", WRONG_USE)
+        fail(f"--out {out} exists and is not a JSON file of this command; give another name", WRONG_USE)
     if different or whole:
-        why = f"it is of {', '.join(different)}" if different else "nothing of it is left to try"
-        console.print(f"begins {out} anew: {why}", soft_wrap=True)
+        why = f"it was written for {', '.join(different)}" if different else "all its parts have results"
+        console.print(f"starting {out} again from the beginning: {why}", soft_wrap=True)
         return None
-    console.print(f"goes on with {out}, of {content['started']}: {len(content['probes'])} results", soft_wrap=True)
+    console.print(f"continuing {out}, started {content['started']}: {len(content['probes'])} results", soft_wrap=True)
     return content

@@ -34,16 +34,16 @@ class DataName(str, Enum):
 
 
 def pairs(changes: Sequence[str]) -> list[tuple[str, str]]:
-    """Parse --set KEY=VALUE .. in order, as the last wins; one without "=" ends the command."""
+    """Parse --set KEY=VALUE .. in order, since the last one wins; one without "=" is an error."""
     if wrong := [change for change in changes if "=" not in change]:
         fail(f"--set {wrong[0]}: write KEY=VALUE, as --set nodes=1", WRONG_USE)
     return [(key, value) for key, _, value in (change.partition("=") for change in changes)]
 
 
 def of_data(changes: Sequence[str] | None, data: str | None) -> tuple[list[tuple[str, str]], str | None]:
-    """Return the recipe's changes and the data folder: --data that names files becomes changes; one serves for both.
+    """Return the recipe's changes and the data folder: files in --data become changes; a single one serves for both.
 
-    What is neither, by its commas or its ending, ends the command.
+    A value that is neither a folder nor files, by its commas or its suffix, is an error.
     """
     made = pairs(changes or [])
     if not data or _is_folder(data):
@@ -61,7 +61,7 @@ def of_data(changes: Sequence[str] | None, data: str | None) -> tuple[list[tuple
 
 
 def _is_folder(data: str) -> bool:
-    """Return whether --data is a folder here, or may be one on other hosts: no comma, no ending as files have it."""
+    """Return whether --data is a folder here, or may be one on other hosts: it has no comma and no file suffix."""
     like_files = "," in data or re.fullmatch(r"\.[A-Za-z]\w*", os.path.splitext(data)[1])
     return os.path.isdir(data) or not (like_files or os.path.isfile(data))
 
@@ -133,7 +133,7 @@ def data(
     from launch.data import prepare
 
     if source and name is DataName.addition:
-        fail(f"--from {source}: addition is made here, not copied: leave --from out", WRONG_USE)
+        fail(f"--from {source}: addition is generated, not copied: remove --from", WRONG_USE)
     with Bars(console=Console(stderr=True)) as bars:
         tasks: dict[str, TaskID] = {}
 

@@ -67,9 +67,9 @@ def train(
     from launch.recipes import load as load_recipe
 
     if as_json and not dry_run:
-        fail("--json is for --dry-run: add it", WRONG_USE)
+        fail("--json works only with --dry-run: add it", WRONG_USE)
     if on_this_node and cluster is None:
-        fail("--on-this-node: say with --cluster which hosts there are", WRONG_USE)
+        fail("--on-this-node: name the inventory of all hosts with --cluster", WRONG_USE)
     try:
         made, folder = of_data(changes, data)
         chosen = load_recipe(recipe, changes=made)
@@ -77,7 +77,7 @@ def train(
         local, number = locals_of(inventory), new_run()
         here = own_number(inventory, local, chosen.nodes) if on_this_node else None
         if on_this_node and chosen.nodes > 1 and out is None:
-            raise LaunchError("--on-this-node: the hosts must write to the same folder: say which with --out")
+            raise LaunchError("--on-this-node: all hosts must write to the same folder: set it with --out")
         paths = places(chosen, inventory, number, local[0], model, folder, out)
         plan = make(chosen, inventory, paths, number, local, overrides or [], shell=os.environ, restarts=restart)
         code = show(plan, as_json) if dry_run else run(plan, restart, here)
@@ -98,12 +98,12 @@ def own_number(inventory: "Inventory", local: Sequence[bool], nodes: int) -> int
     hosts = ", ".join(host.address for host in inventory.hosts)
     if not mine:
         raise LaunchError(
-            f"--on-this-node: this machine is none of the inventory's hosts ({hosts}); it has "
+            f"--on-this-node: this machine is not a host of the inventory ({hosts}); its addresses are "
             f"{network.described(network.nics())}"
         )
     if len(mine) > 1:
         named = ", ".join(inventory.hosts[number].address for number in mine)
-        raise LaunchError(f"--on-this-node: {named} are all this machine: each host needs an entry of its own")
+        raise LaunchError(f"--on-this-node: {named} all refer to this machine: list each host once")
     if mine[0] >= nodes:
         raise LaunchError(
             f"--on-this-node: the recipe uses the first {nodes} of {hosts}; this machine is not one of them"
@@ -182,9 +182,9 @@ def demo(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        fail(f"--out {folder}: cannot be made: {error.strerror}; give another folder", WRONG_USE)
+        fail(f"--out {folder} cannot be created: {error.strerror}; give another folder", WRONG_USE)
     if other := next(folder.iterdir(), None):
-        fail(f"--out {folder}: is not empty, it holds {other.name}; give a new folder", WRONG_USE)
+        fail(f"--out {folder} is not empty, it contains {other.name}; give a new folder", WRONG_USE)
     chosen = Choices(names, steps or load_recipe()["steps"], seed, model.value)
     end_as_after_ctrl_c()
     try:
@@ -198,14 +198,17 @@ def demo_arms(arms: str | None, exact: bool) -> tuple[str, ...]:
     from launch.demo.training import ARMS, BESIDE_EXACT
 
     if exact and arms is not None:
-        fail(f"--exact with --arms {arms!r}: it is --arms {','.join(BESIDE_EXACT)}; leave one of them out", WRONG_USE)
+        fail(
+            f"--exact with --arms {arms!r}: --exact is short for --arms {','.join(BESIDE_EXACT)}; remove one of them",
+            WRONG_USE,
+        )
     if exact:
         return BESIDE_EXACT
     names = tuple(name.strip() for name in ("bf16,int8" if arms is None else arms).split(","))
     if unknown := [name for name in names if name not in ARMS]:
         fail(f"--arms {unknown[0]!r}: choose from {', '.join(ARMS)}", WRONG_USE)
     if len(set(names)) < len(names):
-        fail(f"--arms {arms!r}: names an arm twice", WRONG_USE)
+        fail(f"--arms {arms!r} names an arm twice", WRONG_USE)
     return names
 
 

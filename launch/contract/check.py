@@ -49,7 +49,9 @@ def fetch(requirement: str, to: Path) -> str:
     wheels = to / "wheels"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(wheels)]
     if subprocess.run([*command, requirement], stdout=sys.stderr).returncode:
-        raise LaunchError(f"pip finds no wheel of {requirement} for this machine; name a folder that has it unpacked")
+        raise LaunchError(
+            f"pip finds no wheel of {requirement} for this machine; give a folder with the unpacked package"
+        )
     (wheel,) = wheels.iterdir()
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(to, [name for name in packed.namelist() if name.endswith(".py")])
@@ -60,7 +62,7 @@ def of_folder(folder: Path) -> list[Reading]:
     """Check the package that a folder has, feature by feature."""
     package = next((name for name in ("vllm", "verl", "vllm_ascend") if (folder / name).is_dir()), None)
     if package is None:
-        raise LaunchError(f"{folder} has neither vllm nor verl nor vllm_ascend in it")
+        raise LaunchError(f"{folder} contains none of vllm, verl and vllm_ascend")
     sources, table = Sources(folder), TABLES.get(package, {})
     told = {name for rows in table.values() for row in rows for name in row.names}
     others = tuple(Use((name,)) for name in sorted(used_in(OURS, package) - told))

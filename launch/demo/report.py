@@ -101,7 +101,9 @@ def step_record(line: dict[str, Any], corrected: bool = True, exact: bool = Fals
 def pick(line: dict[str, Any], fields: dict[str, str]) -> dict[str, float]:
     missing = [name for name in fields.values() if line["data"].get(name) is None]
     if missing:
-        raise LaunchError(f"step {line['step']} has no {', '.join(missing)}: this verl logs other metrics than 0.9.1")
+        raise LaunchError(
+            f"step {line['step']} has no {', '.join(missing)}: this verl does not log the metrics of 0.9.1"
+        )
     return {"step": line["step"]} | {field: line["data"][name] for field, name in fields.items()}
 
 

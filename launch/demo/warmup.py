@@ -44,8 +44,8 @@ def make_start(choices: Choices, folder: Path, on_update: Callable[[int], None])
         on_update(update + 1)
         if time.monotonic() - begun > plan.seconds:
             raise LaunchError(
-                f"the warm-up made {update + 1} updates in {plan.seconds:.0f} s: are the cores in use by others, or "
-                "much slower than those that the demo is for?"
+                f"the warm-up made {update + 1} updates in {plan.seconds:.0f} s: are the CPU cores busy, or "
+                "much slower than those of the demo's estimate?"
             )
     model = model.to(torch.bfloat16)
     accuracy, (low, high) = sampled_accuracy(model, task), plan.band

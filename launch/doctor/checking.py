@@ -86,8 +86,8 @@ class Check:
             for found in self.find(*given):
                 findings.append(replace(found, check=self.name))
         except Exception as failure:
-            what = f"could not look: {type(failure).__name__}: {' '.join(str(failure).split())[:LONGEST]}"
-            fix = "is /proc mounted? Else report this as a bug, with the output of --json"
+            what = f"the check itself failed: {type(failure).__name__}: {' '.join(str(failure).split())[:LONGEST]}"
+            fix = "is /proc mounted? If it is, report this as a bug, with the output of --json"
             findings.append(Finding("error", self.name, what, fix))
         return findings
 

@@ -44,9 +44,9 @@ def _without_devices(kind: str, problem: str) -> str:
         return "install the NVIDIA driver; in a container: docker run --gpus all, with the NVIDIA Container Toolkit"
     if any(code in problem for code in IN_USE):
         return (
-            "another container has one of these NPUs: end it (docker ps); or map other NPUs alone, by --device "
-            "or by `devices` in the inventory; or share each on the host, as root and until it restarts: "
-            "npu-smi set -t device-share -i NPU -c CHIP -d 1"
+            "another container uses one of these NPUs: stop it (docker ps); or map only other NPUs, with --device or "
+            "with `devices` in the inventory; or share each on the host, as root and until it restarts: npu-smi set -t "
+            "device-share -i NPU -c CHIP -d 1"
         )
     if problem.endswith(NOT_ON_PATH):
         return f"export PATH=$PATH:{os.path.dirname(problem.split()[0])}; for ssh, in that login's ~/.bashrc"
@@ -60,12 +60,14 @@ def _counted(facts: Facts, wanted: Wanted, variable: str) -> Finding:
     there = [device.number for device in facts.devices.found]
     text = f"{len(there)} x {facts.devices.found[0].name}, driver {facts.devices.driver or 'unknown'}"
     if isinstance(wanted.devices, list) and (absent := sorted(set(wanted.devices) - set(there))):
-        return error(f"{text}: no device {_list(absent)}, there are {_list(there)}", "correct devices in the inventory")
+        return error(
+            f"{text}: there is no device {_list(absent)}, only {_list(there)}", "correct devices in the inventory"
+        )
     visible = facts.variables.get(variable)
     usable = len(there) if visible is None else len([one for one in visible.split(",") if one.strip()])
     if wanted.count is not None and usable < wanted.count:
         limit = f", and {variable}={visible} leaves {usable}" if visible is not None and usable < len(there) else ""
-        return error(f"{text}{limit}; {wanted.count} wanted", f"--set devices_per_node={usable}, or unset {variable}")
+        return error(f"{text}{limit}; {wanted.count} needed", f"--set devices_per_node={usable}, or unset {variable}")
     return ok(text)
 
 
@@ -84,7 +86,7 @@ def free(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     problems += [*_held(facts.devices), *_too_small(facts.devices, wanted)]
     yield from problems
     if found and not problems:
-        yield ok(f"{len(found)} well, {_gib(found[0].total_mib)} GiB each, held by nobody")
+        yield ok(f"{len(found)} healthy, {_gib(found[0].total_mib)} GiB each, not in use")
 
 
 def _held(devices: Devices) -> Iterator[Finding]:
@@ -97,10 +99,10 @@ def _held(devices: Devices) -> Iterator[Finding]:
     held = {holder.device for holder in devices.holders}
     for device in devices.found:
         if device.total_mib is None:
-            what = f"{devices.tool} does not say how much memory device {device.number} has"
-            yield warning(what, f"run {devices.tool} by hand; a device that is not well does not tell it")
+            what = f"{devices.tool} does not show how much memory device {device.number} has"
+            yield warning(what, f"run {devices.tool} by hand; an unhealthy device does not show it")
         elif (device.used_mib or 0) > BUSY_MIB and device.number not in held:
-            what = f"device {device.number}: {device.used_mib} MiB in use, by a process that cannot be seen from here"
+            what = f"device {device.number}: {device.used_mib} MiB in use by a process that is not visible from here"
             yield warning(what, f"look on the host, not in a container: {devices.tool}")
 
 

@@ -25,7 +25,7 @@ except ImportError:  # of stacks without GPUs
 
 ACCELERATORS = ("davinci[0-9]*", "nvidia[0-9]*")
 DEVICE_FILES = ("davinci[0-9]*", "davinci_manager", "devmm_svm", "hisi_hdc")
-NOT_ON_PATH = "is there, and its folder is not on PATH"
+NOT_ON_PATH = "exists, but its folder is not on PATH"
 NUMBER = re.compile("[0-9]{1,9}")
 MEMORY = re.compile(r"(?<![0-9])([0-9]{1,9}) {0,20}/ {0,20}([0-9]{1,9})$")  # of the last column: HBM, or all there is
 

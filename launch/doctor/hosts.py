@@ -147,11 +147,12 @@ def reached(reports: list[HostReport], silent: dict[str, str]) -> Iterator[Findi
     for report in reports:
         for end, port, why in report.unreached:
             fix = (
-                f"open all ports between the hosts (on {end}: firewall-cmd --list-all, iptables -L); look at the route"
+                f"open all ports between the hosts (on {end}: firewall-cmd --list-all, iptables -L), and check the "
+                "route"
             )
             yield error(f"{report.host} does not reach {end} on port {port}: {why}", fix)
     if len(reports) > 1 and not any(report.unreached for report in reports):
-        yield ok("each host reaches each other")
+        yield ok("all hosts reach each other")
 
 
 TOGETHER = tuple(value for value in list(globals().values()) if isinstance(value, Check))

@@ -64,9 +64,9 @@ def shm(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         return
     fix = f"docker run --shm-size={4 * need}g, or mount -o remount,size={4 * need}g /dev/shm"
     if total >= need * GIB:
-        fix = "ls -lS /dev/shm says what fills it: remove what is yours and nobody uses"
+        fix = "ls -lS /dev/shm shows what fills it: remove your own files that are not in use"
     level = error if free < LEAST_SHARED_GIB * GIB else warning
-    yield level(f"{text}; {need} GiB wanted", fix)
+    yield level(f"{text}; {need} GiB needed", fix)
 
 
 @check("machine.tmp")
@@ -75,12 +75,12 @@ def tmp(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     used, text = 1 - free / total, f"{free / GIB:.0f} GiB free in {TEMPORARY}"
     most = float(facts.variables.get(FULLEST, MOST_USED))
     if why:
-        yield error(f"{TEMPORARY} {why}", "docker run --tmpfs /tmp:exec, or have the host's mended")
+        yield error(f"{TEMPORARY} {why}", "docker run --tmpfs /tmp:exec, or have the host's /tmp fixed")
     elif free < TEMPORARY_GIB * GIB:
         level = error if free < LEAST_TEMPORARY_GIB * GIB else warning
-        yield level(f"{text}; {TEMPORARY_GIB} wanted", "remove old sessions of Ray in /tmp/ray and /tmp/aq-*")
+        yield level(f"{text}; {TEMPORARY_GIB} needed", "remove old sessions of Ray in /tmp/ray and /tmp/aq-*")
     elif used > most:
-        what = f"{text}, on a disk that is {used:.1%} full: above {most:.0%} Ray spills no objects, but fails"
+        what = f"{text}, on a disk that is {used:.1%} full: above {most:.0%} Ray fails instead of spilling objects"
         yield warning(what, f"free some of it, or export {FULLEST}=0.99")
     else:
         yield ok(text)
@@ -103,10 +103,10 @@ def memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 def variables(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     for name in BLOCKING:
         if (value := facts.variables.get(name, "0")) not in ("", "0"):
-            yield warning(f"{name}={value}: every operator waits for the one before", f"unset {name}")
+            yield warning(f"{name}={value}: every operator waits for the previous one", f"unset {name}")
     for name in ALLOCATORS.get(pins(wanted.stack).devices, ()):
         value = facts.variables.get(name, "")
         if "expandable_segments:true" in value.lower().replace(" ", "") and wanted.sleeps:
             rest = ",".join(one for one in value.split(",") if "expandable_segments" not in one)
             fix = f"export {name}={rest}" if rest else f"unset {name}"
-            yield error(f"{name}={value}: vLLM's sleep mode has an allocator of its own, and refuses it", fix)
+            yield error(f"{name}={value}: vLLM's sleep mode has its own allocator and rejects this setting", fix)

@@ -57,7 +57,7 @@ def link(tool: str, device: int) -> Link:
     state, address = (ask([tool, "-i", str(device), f"-{about}", "-g"], SECONDS) for about in ("link", "ip"))
     up = re.search(r"link status\s*:\s*(\w+)", state.output)
     ip = re.search(r"ipaddr\s*:\s*(\S+)", address.output)
-    why = state.problem or state.output.strip()[:200] or "hccn_tool says nothing"
+    why = state.problem or state.output.strip()[:200] or "hccn_tool prints nothing"
     return Link(device, up[1] if up else why, ip[1] if ip else None)
 
 
@@ -67,15 +67,15 @@ def address(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     if found.problem:
         yield error(found.problem, "correct `address` or `nic` of this host in the inventory")
     elif found.wire:
-        yield ok(f"{found.wire[0]} carries {found.wire[1]}")
+        yield ok(f"{found.wire[0]} has address {found.wire[1]}")
     else:
         yield ok("; ".join(f"{name}: {', '.join(addresses)}" for name, addresses in found.nics.items()) or "no NIC")
     for name in (*ADDRESSES, *NAMES, *PATTERNS):
         value = facts.variables.get(name)
         if value is not None and not leads_somewhere(name, value, found):
-            what = f"{name}={value} is no address and no NIC of this host ({found.nics})"
+            what = f"{name}={value} is neither an address nor a NIC of this host ({found.nics})"
             if name in wanted.environment:
-                yield error(what, f"take {name} out of the inventory: the launcher sets it, from `address` there")
+                yield error(what, f"remove {name} from the inventory: the launcher sets it, from `address` there")
             else:  # with several hosts the launcher's value wins, but on the one from which the run is started
                 level = error if wanted.hosts == 1 else warning
                 yield level(what, f"unset {name}, in ~/.bashrc too: the launcher sets it")
@@ -107,7 +107,7 @@ def between(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         return
     found, a3 = facts.links, product(facts.devices.chip or "") == "A3"
     if found.problem:
-        yield warning(f"links were not looked at: {found.problem}", "mount the driver's tools into the container")
+        yield warning(f"the links were not checked: {found.problem}", "mount the driver's tools into the container")
         return
     down = [link for link in found.npus if link.state != "UP"]
     without = [str(link.device) for link in found.npus if link.address is None and not a3]

@@ -52,7 +52,7 @@ def inputs(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
             f"{wanted.model} is not in the cache: it is downloaded at the start", f"hf download {wanted.model}"
         )
     for file in found.missing_data:
-        yield error(f"there is no {file}", "make it with ./run.sh data, or correct --data")
+        yield error(f"{file} does not exist", "create it with ./run.sh data, or correct --data")
     for line in found.wrong_data:
         yield error(line, "correct the file (docs/models.md), or --data")
     if wanted.data and not found.missing_data + found.wrong_data:
@@ -66,11 +66,13 @@ def out(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         return
     text = f"{found.out / GIB:.0f} GiB free for {wanted.out}"
     if not found.writable:
-        yield error(f"{wanted.out} cannot be written", "give another folder with --out, or the rights for this one")
+        yield error(
+            f"{wanted.out} cannot be written", "give another folder with --out, or get write permission for this one"
+        )
     elif found.lacking_room:
         yield from (error(what, fix) for what, fix in found.lacking_room)
     elif found.out < need * GIB:
         level = error if found.out < LEAST_OUT_GIB * GIB else warning
-        yield level(f"{text}; {need} wanted", "free some, or give another folder with --out")
+        yield level(f"{text}; {need} needed", "free some, or give another folder with --out")
     else:
         yield ok(text)

@@ -57,12 +57,12 @@ def patched(file: Path) -> str | None:
 def of_stack(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     of_cpu, files = pins(wanted.stack).devices == "none", facts.devices.files
     if not of_cpu and OF_CPU in facts.software.packages:
-        what = f"{facts.software.executable} has stack cpu (with {OF_CPU}), and the run is for {wanted.stack}"
+        what = f"{facts.software.executable} has stack cpu (with {OF_CPU}), but the run is for {wanted.stack}"
         fix = f"export PYTHON=.., an interpreter that has {wanted.stack} (in an inventory: `python`), or use its image"
         yield error(what, fix)
     elif of_cpu and files:
         stack = next(stack for start, stack in STACKS.items() if files[0].startswith(start))
-        what = f"/dev/{files[0]} is here, and stack cpu computes without it"
+        what = f"/dev/{files[0]} exists, but stack cpu does not use it"
         yield warning(what, f"to use it: export ASCEND_QUANT_STACK={stack} PYTHON=.., the interpreter with that stack")
 
 
@@ -78,10 +78,10 @@ def packages(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     if stack.devices == "npu" and "triton" in found.packages:
         ascend = stack.packages.get("triton-ascend")
         again = f" triton-ascend && pip install triton-ascend=={ascend}" if ascend else ""
-        what = f"triton {found.packages['triton'].version} knows no NPUs, and overwrites triton-ascend's module"
+        what = f"triton {found.packages['triton'].version} does not support NPUs, and overwrites triton-ascend's module"
         problems.append(error(what, f"pip uninstall -y triton{again}"))
     if file := found.flashrl:
-        problems.append(error(f"FlashRL patches vLLM at every start of Python, by {file}", "ascend-quant cleanup"))
+        problems.append(error(f"{file} makes FlashRL patch vLLM at every start of Python", "ascend-quant cleanup"))
     yield from problems
     if not problems:
         count = len({*stack.packages, *stack.sources})
@@ -98,15 +98,15 @@ def _differences(stack: Pins, installed: Mapping[str, Package]) -> Iterator[Find
             yield error(f"{name} is not installed", f"install {wanted}")
         elif source and found.commit:
             if not source.commit.startswith(found.commit):
-                what = f"{name} is of commit {found.commit[:12]}; pinned is {source.commit[:12]}"
+                what = f"{name} is at commit {found.commit[:12]}; {source.commit[:12]} is pinned"
                 yield error(what, f"install {wanted}")
         elif version and public(found.version) != version:
-            what, fix = f"{name} {found.version}; pinned is {version}", f"pip install {name}=={version}"
+            what, fix = f"{name} {found.version}; {version} is pinned", f"pip install {name}=={version}"
             release = seen.find(DEVICES[stack.devices], found.version) if name in ENGINES else None
             if release is None:
                 yield error(what, fix)
             elif release.how != "run":
-                yield warning(f"{what}; of {release.version} the sources alone were read", fix)
+                yield warning(f"{what}; only the sources of {release.version} were checked", fix)
 
 
 @check("versions.driver")
@@ -128,7 +128,7 @@ def _cann(found: Software, pinned: str | None, stack: str) -> Iterator[Finding]:
     if found.cann is None:
         yield error(f"no CANN in {found.cann_from}", "source /usr/local/Ascend/ascend-toolkit/set_env.sh")
     elif found.cann != pinned:
-        yield error(f"CANN {found.cann} ({found.cann_from}); pinned is {pinned}", f"use the image of {stack}")
+        yield error(f"CANN {found.cann} ({found.cann_from}); {pinned} is pinned", f"use the image of {stack}")
 
 
 def _hdk(found: str | None, cann: str | None) -> Iterator[Finding]:
@@ -154,7 +154,7 @@ def chip(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     if here not in served:
         yield error(f"the chip is {soc}; stack {wanted.stack} is for {' and '.join(served)}", "take another stack")
     elif image is None:
-        yield warning(f"{soc} ({here}); for which chip vllm-ascend was built cannot be seen", "use our image")
+        yield warning(f"{soc} ({here}); the chip that vllm-ascend was built for is unknown", "use our image")
     elif image != here:
         yield error(f"an image for {image} on {here} ({soc})", f"use the image of {wanted.stack} for {here}")
     else:

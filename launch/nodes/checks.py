@@ -51,10 +51,10 @@ def chosen(wanted: int | list[int], kind: str, there: list[int]) -> list[int]:
         raise LaunchError(f"no {what} on this host: check the driver, or the container's device options")
     if isinstance(wanted, int):
         if wanted > len(there):
-            raise LaunchError(f"{wanted} devices are wanted, and this host has {len(there)} {what}")
+            raise LaunchError(f"{wanted} devices are required, but this host has {len(there)} {what}")
         return there[:wanted]
     if missing := [number for number in wanted if number not in there]:
-        raise LaunchError(f"no {what} {missing}: this host has {there}")
+        raise LaunchError(f"this host has no {what} {missing}, only {there}")
     return wanted
 
 
@@ -171,7 +171,7 @@ def room(temp_dir: str) -> list[str]:
     try:
         private.make_folder(Path(temp_dir).parent)
     except LaunchError as error:
-        problems.append(f"{error}: Ray's folder cannot lie there; have it removed")
+        problems.append(f"{error}: Ray's folder cannot be created there; have it removed")
     if not has_module("ray"):
         problems.append("Ray is not installed here: is this the Python of the stack? (`python` in the inventory)")
     return problems

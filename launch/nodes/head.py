@@ -106,7 +106,7 @@ class Head:
         except ray_node.trouble() as error:
             silent = time.monotonic() - self.answered
             if silent > RAY_SILENT_SECONDS:
-                raise LaunchError(f"Ray's dashboard does not answer for {silent:.0f} s: {error}") from None
+                raise LaunchError(f"Ray's dashboard has not answered for {silent:.0f} s: {error}") from None
             return None
         self.answered = time.monotonic()
         return code
@@ -225,7 +225,7 @@ def members_of(plan: NodePlan) -> Members:
         try:
             addresses.append(network.resolve(member))
         except LaunchError as error:
-            raise LaunchError(f"the head looks for {member}: {error}") from None
+            raise LaunchError(f"the head cannot resolve {member}: {error}") from None
     return Members(addresses)
 
 

@@ -2,7 +2,7 @@
 
 A node is told its task in the first line of its stdin: `run` (a NodePlan and Ray's token), `facts`, `doctor` (its
 Request), or `end_run` (a run's id). Later lines of a running node: `beat` (answered at once, which also compares the
-clocks), `go` (start Ray) and `end`. The end of stdin means `end`, and so does silence for a minute: nothing outlives
+clocks), `go` (start Ray) and `end`. The end of stdin means `end`, and so does silence for a minute: so nothing outlives
 the control host.
 
 | event | means | fields |
@@ -34,7 +34,8 @@ SILENT_SECONDS = 60  # a control host beats every two seconds; it or the network
 
 
 def emitter(stream: TextIO, lost: Callable[[], None]) -> Emit:
-    """Make emit("note", line="..") that writes one line; thread-safe. `lost` is called when nobody reads any more."""
+    """Make emit("note", line="..") that writes one line; thread-safe. `lost` is called when nobody reads the channel
+    any more."""
     lock = threading.Lock()
 
     def emit(event: str, **fields: Any) -> None:
@@ -67,7 +68,7 @@ class Orders:
         self.heard = time.monotonic()
 
     def end(self, why: str) -> None:
-        """Order the end; the first reason counts."""
+        """Order the node to end; the first reason is kept."""
         if not self.ended.is_set():
             self.why = why
             self.ended.set()
@@ -75,7 +76,7 @@ class Orders:
 
     @property
     def unasked(self) -> bool:
-        """True where this host's part is to end and the control host does not know why."""
+        """True if this host's part has to end and the control host does not know why."""
         return self.ended.is_set() and self.why != ASKED
 
     def follow(self, stream: TextIO, emit: Emit) -> None:

@@ -1,7 +1,7 @@
 """Ray on this host: `ray start --block` as a child of ours, with its ports, folder and environment chosen for the run.
 
-It is ended by its id, never by `ray stop`: that ends every Ray of the user on this host, other runs and other people's
-included. A `Part` holds the state of one attempt on this host: its orders, what it found, and its Ray.
+It is ended by its id, never by `ray stop`, which would end every Ray of the user on this host, including those of other
+runs and other people. A `Part` holds the state of one attempt on this host: its orders, what it found, and its Ray.
 """
 
 import json
@@ -44,7 +44,7 @@ CPU_OBJECT_STORE = 500_000_000
 
 
 def start_command(plan: NodePlan, wire: Wire, count: int) -> list[str]:
-    """Return the `ray start` command of a host with `count` devices; a worker's names the inventory's head."""
+    """Return the `ray start` command of a host with `count` devices; a worker's command names the inventory's head."""
     command = ["ray", "start", f"--node-ip-address={wire.address}"]
     if plan.role == "head":
         command += ["--head", f"--port={plan.ports['ray']}", "--include-dashboard=true"]
@@ -62,7 +62,7 @@ def start_command(plan: NodePlan, wire: Wire, count: int) -> list[str]:
 
 
 def resources(stack: str, count: int) -> list[str]:
-    """Return the resources that Ray counts on a host: verl asks for NPU or GPU, on stack cpu too for GPU, by name."""
+    """Return the resources that Ray counts on a host: verl requests NPU or GPU by name, on stack cpu also GPU."""
     kind = pins(stack).devices
     if kind == "npu":
         return [f"--resources={json.dumps({'NPU': count})}"]
@@ -81,7 +81,7 @@ def wait_for_head(plan: NodePlan, ended: threading.Event, deadline: float) -> st
     """Wait until Ray's port on the head can be reached; returns the head's address, or None when the run is to end.
 
     Raises:
-        LaunchError: it could not be before the deadline (of time.monotonic()).
+        LaunchError: it could not be reached before the deadline (in time.monotonic()).
     """
     addresses, reason = network.resolve(plan.head), "not tried"
     while time.monotonic() < deadline and not ended.is_set():
@@ -95,15 +95,18 @@ def wait_for_head(plan: NodePlan, ended: threading.Event, deadline: float) -> st
     if ended.is_set():
         return None
     where = joined(plan.head, plan.ports["ray"])
-    raise LaunchError(f"Ray's head {where} cannot be reached from this host: {reason}: is a firewall between them?")
+    raise LaunchError(
+        f"Ray's head {where} cannot be reached from this host: {reason}: check for a firewall between the hosts"
+    )
 
 
 class RayNode:
     """Handle of Ray's processes on this host.
 
     Args:
-        deadline: of joining, in time.monotonic(): until then a start that Ray has given up is tried again. Ray's own
-            limit cannot be set, and is too short where hosts are busy: all of a pod read a network disk at once.
+        deadline: deadline of joining, in time.monotonic(): until then a start that timed out in Ray is tried again.
+            Ray's own limit cannot be set, and is too short on busy hosts, such as when all hosts of a pod read a
+            network disk at once.
     """
 
     def __init__(
@@ -142,8 +145,8 @@ class RayNode:
         self._reader.join(LAST_WORDS_SECONDS)
         words = " | ".join(self.last_words) or "no message"
         if not any(reason in words for reason in GAVE_UP) or time.monotonic() > self.deadline:
-            raise LaunchError(f"Ray ended with code {code} on this host: {words}")
-        self.emit("note", line="Ray gave up its start on this host, which is busy: started again")
+            raise LaunchError(f"Ray exited with code {code} on this host: {words}")
+        self.emit("note", line="Ray timed out while starting on this host, which is busy; it was started again")
         self.end()
         self._start()
 
@@ -160,7 +163,7 @@ class RayNode:
             ended.wait(POLL_SECONDS)
 
     def end(self) -> int:
-        """End Ray, then whatever else carries the run's id here; returns how many processes that were."""
+        """End Ray, then all other processes on this host with the run's id; returns how many there were."""
         mine = of_run(self.plan.run)
         segments = {segment for process in mine for segment in mapped_segments(process.pid)}
         if self.process.poll() is None:
@@ -176,14 +179,14 @@ class RayNode:
 
 
 def make_folder(plan: NodePlan) -> None:
-    """Make the run's folder, empty."""
+    """Create the run's folder, empty."""
     private.make_folder(Path(plan.temp_dir).parent)
     remove_folder(plan)  # of an earlier attempt of this run
     private.make_folder(Path(plan.temp_dir))
 
 
 def remove_folder(plan: NodePlan) -> None:
-    """Remove the run's folder of Ray; its logs have been sent."""
+    """Remove the run's folder of Ray, after its logs have been sent."""
     shutil.rmtree(plan.temp_dir, ignore_errors=True)
 
 
@@ -203,7 +206,7 @@ def client(dashboard: str) -> Any:
 
 
 def trouble() -> tuple[type[Exception], ...]:
-    """Return the exceptions that Ray's clients raise while Ray is starting, is busy, or has gone."""
+    """Return the exceptions that Ray's clients raise while Ray is starting, busy, or gone."""
     from ray.util.state.exception import RayStateApiException
     from requests import RequestException
 
@@ -216,10 +219,11 @@ class Part:
 
     Attributes:
         environment: of Ray, and so of everything that runs here.
-        meeting: the file by which hosts meet that no control host reaches (--on-this-node); None otherwise.
+        meeting: the file through which the hosts find each other without a control host (--on-this-node); None
+            otherwise.
         deadline: of joining, in time.monotonic().
-        kernel_kills: how many processes the kernel had ended on this host for want of memory when the part began.
-        ray: this host's, once it was started.
+        kernel_kills: how many processes the kernel had killed on this host for lack of memory when the part began.
+        ray: Ray on this host, once it was started.
     """
 
     plan: NodePlan
@@ -244,7 +248,7 @@ class Part:
 
 
 def variables(plan: NodePlan, checked: Checked, token: str, own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Build the whole environment of Ray on this host, and so of all that it starts; and what is to be said of it."""
+    """Build the environment of Ray on this host and of everything that it starts, and notes about it."""
     values = {
         **plan.values,
         "address": checked.wire.address,
@@ -269,17 +273,18 @@ def variables(plan: NodePlan, checked: Checked, token: str, own: Mapping[str, st
 
 
 def authentication(token: str) -> dict[str, str]:
-    """Return the variables by which Ray asks everybody for the token: else whoever reaches its dashboard runs code."""
+    """Return the variables that make Ray require the token; without it, anyone who reaches its dashboard can run
+    code."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
 
 def loopback(checked: Checked) -> dict[str, str]:
-    """Return variables that keep a run on one host on its loopback, TransferQueue too; Ray would take a NIC's."""
+    """Return variables that keep a run on one host, and TransferQueue, on loopback; Ray would use a NIC's address."""
     return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if ip_address(checked.wire.address).is_loopback else {}
 
 
 def this_python(own: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which `python` in a job is this interpreter, and imports what is beside these sources."""
+    """Return the variables that make `python` in a job this interpreter, with these sources on its path."""
     return {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), own.get("PATH", os.defpath)]),
         "PYTHONPATH": with_root(own),

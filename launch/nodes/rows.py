@@ -43,17 +43,17 @@ def _lacking(file: str, columns: Sequence[str], prompt: str, least: int) -> list
                 has = f"it has {', '.join(there.names)}"[:200]
                 return [f"{file} has no column {', '.join(missing)} ({has}): ./run.sh data makes such files"]
             if columns and not (rows := opened.metadata.num_rows):
-                return [f"{file} has no rows: make it again"]
+                return [f"{file} has no rows: create it again"]
             if columns and rows < least:
-                asking = "data.train_batch_size, trainer.total_training_steps and trainer.total_epochs ask for them"
-                return [f"{file} has {rows} rows, and {least} are needed: {asking}; add rows, or change these"]
+                asking = "data.train_batch_size, trainer.total_training_steps and trainer.total_epochs require them"
+                return [f"{file} has {rows} rows, but {least} are needed: {asking}; add rows, or change these"]
             if wrong := [line for name in columns for line in _type(name, there.field(name).type, prompt)]:
                 return [f"{file}: {line}" for line in wrong]
             return [f"{file}: {line}" for line in _nulls(opened.iter_batches(columns=list(columns)), columns, prompt)]
     except FileNotFoundError:
         return []
     except (OSError, ArrowException) as error:
-        return [f"{file} is no parquet file that can be read ({' '.join(str(error).split())[:200]}): copy it again"]
+        return [f"{file} is not a readable parquet file ({' '.join(str(error).split())[:200]}): copy it again"]
 
 
 def _type(name: str, found: "pyarrow.DataType", prompt: str) -> Iterator[str]:
@@ -65,15 +65,18 @@ def _type(name: str, found: "pyarrow.DataType", prompt: str) -> Iterator[str]:
     elif name == prompt:
         message = found.value_type if _is_list(found) else None
         if message is None or not types.is_struct(message) or not set(message.names) >= MESSAGE:
-            yield f'{name} is {found!s:.100}: verl wants a list of messages, as [{{"role": "user", "content": ".."}}]'
+            yield (
+                f'{name} is {found!s:.100}: verl needs a list of messages, such as [{{"role": "user", "content": '
+                '".."}]'
+            )
             return
         role, content = message.field("role").type, message.field("content").type
         if not _is_text(role):
-            yield f"{name} is a list of messages whose role is {role}: verl wants text, as user"
+            yield f"{name} is a list of messages whose role is {role}: verl needs text, such as user"
         if not (_is_text(content) or _is_list(content)):
-            yield f"{name} is a list of messages whose content is {content!s:.100}: verl wants text, or a list of parts"
+            yield f"{name} is a list of messages whose content is {content!s:.100}: verl needs text, or a list of parts"
     elif name == REWARD and not (types.is_struct(found) and ANSWER in found.names):
-        yield f'{name} is {found!s:.100}: verl wants a mapping, as {{"style": "rule", "{ANSWER}": ".."}}'
+        yield f'{name} is {found!s:.100}: verl needs a mapping, such as {{"style": "rule", "{ANSWER}": ".."}}'
 
 
 def _is_list(found: "pyarrow.DataType") -> bool:
@@ -100,7 +103,7 @@ def _nulls(batches: "Iterable[pyarrow.RecordBatch]", columns: Sequence[str], pro
         before += batch.num_rows
     for name, row in first.items():
         what = f"{name}, or its {ANSWER}," if name == REWARD else name
-        yield f"{what} is null or empty in {count[name]} of {before} rows, first in row {row}: leave them out"
+        yield f"{what} is null or empty in {count[name]} of {before} rows, first in row {row}: remove them"
 
 
 def _empty(column: "pyarrow.Array", name: str, prompt: str) -> list[int]:

@@ -57,7 +57,7 @@ def follow(part: Part, head: str) -> int:
         except ray_node.trouble() as error:
             silent = time.monotonic() - answered
             if silent > HEAD_SILENT_SECONDS:
-                raise LaunchError(f"the head does not answer for {silent:.0f} s ({dashboard}: {error})") from None
+                raise LaunchError(f"the head has not answered for {silent:.0f} s ({dashboard}: {error})") from None
             continue
         answered = time.monotonic()
         if ended := [state.value for state in states if state.is_terminal()]:
@@ -84,8 +84,9 @@ def take(file: Path, versions: dict[str, str]) -> str:
         shared = json.loads(file.read_text())
     except OSError as error:
         raise LaunchError(
-            f"{file} cannot be read ({error.strerror}), and the head has left Ray's token there: --out must be the "
-            "same storage on every host (`shared` in the inventory), and the same user must run on all"
+            f"{file} cannot be read ({error.strerror}), but the head has stored Ray's token there: --out must "
+            "be on shared storage on every host (`shared` in the inventory), and the same user must run on "
+            "all"
         ) from None
     if lines := skew(shared["versions"], versions):
         raise LaunchError(f"version skew: {'; '.join(lines)}")

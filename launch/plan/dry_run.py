@@ -68,7 +68,7 @@ def answer(node: NodePlan, facts: dict[str, Any]) -> Answer:
 
 def unknown(node: NodePlan, silent: str | None) -> Answer:
     """Return an answer with words for what is not known."""
-    nic = f"<NIC that carries {node.address}>" if node.nic == "auto" else node.nic
+    nic = f"<NIC with address {node.address}>" if node.nic == "auto" else node.nic
     try:
         address = str(ip_address(node.address))
     except ValueError:
@@ -76,7 +76,7 @@ def unknown(node: NodePlan, silent: str | None) -> Answer:
     wire = Wire(nic, address, "ipv6" if ":" in address else "ipv4")
     if isinstance(node.devices, list):
         return Answer(wire, joined(node.devices), f"<places of {joined(node.devices)} among those there>", silent)
-    return Answer(wire, f"<the first {node.devices} that are there>", joined(range(node.devices)), silent)
+    return Answer(wire, f"<the first {node.devices} devices>", joined(range(node.devices)), silent)
 
 
 def joined(numbers: Iterable[int]) -> str:
@@ -197,12 +197,12 @@ def _end(hosts: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield each problem with what to do about it; one that several hosts have is listed once, with their names."""
     found: dict[str, list[str]] = {}
     for host in hosts:
-        silent = [f"was not asked what it has: {host['silent']}"] if host["silent"] else []
+        silent = [f"could not be checked: {host['silent']}"] if host["silent"] else []
         for line in [*silent, *host["problems"]]:
             found.setdefault(line, []).append(host["host"])
     yield ""
     if not found:
-        yield "nothing stands in the way: the same command without --dry-run starts the run"
+        yield "no problems found: the same command without --dry-run starts the run"
         return
-    yield f"{len(found)} would stop the run:" if len(found) > 1 else "this would stop the run:"
+    yield f"{len(found)} problems would stop the run:" if len(found) > 1 else "this problem would stop the run:"
     yield from (f"  {', '.join(where)}: {line}" for line, where in found.items())

@@ -1,13 +1,13 @@
 """The job of a run, which the head submits to Ray: its command, its files on the hosts, its checkpoints and imports.
 
 The command is verl with the recipe's overrides, then the user's, which win. Paths are those that its processes see on
-the hosts. Of its checkpoints it says how often, how many and how large.
+the hosts. For checkpoints the job has their interval, number and size.
 
-verl imports most modules late, in a worker, and takes some failures for a choice (`workers/engine/__init__.py` only
-warns that an engine is not available), so that a run dies minutes after its start with a line that points elsewhere.
-Here the list is made beforehand, from verl 0.9.1's sources; each host looks for them without importing any
-(launch/software.py). Not in it: what verl's metadata asks for, which comes with verl; what a reward file of the user's
-or the data ask for.
+verl imports most modules late, in a worker, and ignores some failures (`workers/engine/__init__.py` only warns that an
+engine is not available), so that a run dies minutes after its start with a misleading message. So the list of imports
+is made in advance, from verl 0.9.1's sources; each host looks for the modules without importing them
+(launch/software.py). The list does not include verl's own requirements, which are installed with verl, nor what the
+user's reward file or data need.
 """
 
 import os
@@ -50,9 +50,9 @@ def job(
 ) -> Job:
     """Return the job; `extra` are the user's own overrides of verl.
 
-    A variable that the recipe hands to verl's processes is left to the hosts' environment where a user has set it, and
-    a job that may be restarted goes on from its last checkpoint. Metrics have a folder of the run's own beside the
-    checkpoints: verl begins their file anew where a run goes on, and the job's working directory goes with its Ray.
+    If the user has set a variable that the recipe passes to verl's processes, the hosts' environment wins. A job that
+    may be restarted continues from its last checkpoint. Metrics get the run's own folder beside the checkpoints,
+    because verl overwrites their file when a run continues, and the job's working directory is deleted with its Ray.
     """
     users = {name for source, variables in layers if source != "recipe" for name in variables}
     replaced = [f"{ENVIRONMENT}.{name}" for name in users]
@@ -82,11 +82,11 @@ def values(overrides: Sequence[str], ports: Ports) -> dict[str, str]:
 
 
 def expansion(overrides: Sequence[str]) -> str:
-    """Return where HCCL's collectives run: on vector cores ("AIV"), or where HCCL has them by itself ("").
+    """Return where HCCL's collectives run: on vector cores ("AIV"), or at HCCL's default ("").
 
-    They run on vector cores where an engine's ranks share layers. They do not where ranks have whole experts: MC2 then
-    dispatches the tokens, and it hung beside AIV on an A3 (vllm-ascend issue 14928). Nor do they between hosts, where
-    CANN promises AIV only for the A3 of one supernode.
+    They run on vector cores if an engine's ranks share layers, but not if ranks have whole experts: MC2 then dispatches
+    the tokens, and it hung together with AIV on an A3 (vllm-ascend issue 14928). They do not between hosts either, for
+    which CANN supports AIV only on the A3s of one supernode.
     """
     ranks, experts, nodes = (last_value(overrides, key, "1") for key in (RANKS, EXPERT_RANKS, NODES))
     return "AIV" if ranks != "1" and (experts, nodes) == ("1", "1") else ""
@@ -106,13 +106,13 @@ def places(
     data: str | None = None,
     out: str | None = None,
 ) -> Paths:
-    """Return the paths of a run; what is not given lies in the project's folder, or in the first of inventory.shared.
+    """Return the paths of a run; by default they are in the project's folder, or in the first of inventory.shared.
 
     Args:
         local: the head is this machine.
 
     Raises:
-        LaunchError: there is no default for what is not given.
+        LaunchError: a path is not given and has no default.
     """
     here = working_folder(inventory, local)
     data = f"{_folder('--data', here, *inventory.shared)}/data" if data is None else os.path.abspath(data)
@@ -123,43 +123,43 @@ def places(
 def _folder(option: str, *folders: str | None) -> str:
     if (found := next(filter(None, folders), None)) is None:
         raise LaunchError(
-            f"{option} is missing: the inventory names an image, and neither a project nor shared folders"
+            f"{option} is required: the inventory names an image, but neither a project nor shared folders"
         )
     return found
 
 
 def working_folder(inventory: Inventory, local: bool) -> str | None:
-    """Return where a command that is given no folder reads and writes: here, or where the project is on other hosts."""
+    """Return the default folder for reading and writing: the current one, or the project's folder on other hosts."""
     return os.getcwd() if local and inventory.image is None else project_of(inventory)
 
 
 def project_of(inventory: Inventory) -> str | None:
-    """Return the folder of the checkout on the hosts; None is the image's own."""
+    """Return the folder of the checkout on the hosts; None for the image's own."""
     return inventory.project or (str(ROOT) if inventory.image is None else None)
 
 
 def needs(recipe: Recipe, paths: Paths, overrides: Sequence[str] = ()) -> list[str]:
-    """List the paths that must be there on each host. A model that is no path is an id of the hub.
+    """List the paths that must exist on each host. A model that is not a path is a hub id.
 
     Args:
-        overrides: verl's settings, of which one names the file of a reward.
+        overrides: verl's settings; one of them may name a reward file.
 
     Raises:
-        LaunchError: that file's path is relative, and the job has no such file.
+        LaunchError: the reward file's path is relative, and the job has no such file.
     """
     found = [paths.model, *dict.fromkeys(data_files(recipe, paths))]
     for name in REWARDS:
         reward = last_value(overrides, name, "null").strip("'\"")
         if not reward.startswith("/") and reward not in (*recipe.files, "null"):
             raise LaunchError(
-                f"{name}={reward}: the job's folder has not this file: give an absolute path on the hosts"
+                f"{name}={reward}: the job's folder does not contain this file: give an absolute path on the hosts"
             )
         found += [] if reward in recipe.files else [reward]
     return [path for path in found if path.startswith("/")]
 
 
 def columns(overrides: Sequence[str]) -> list[str]:
-    """List the columns that verl's data set and rewards read; a user's own data set class has its own, so none."""
+    """List the columns that verl's data set and rewards read; none for a user's own data set class."""
     if last_value(overrides, "data.custom_cls.path", "null") != "null":
         return []
     return [prompt(overrides), last_value(overrides, "data.reward_fn_key", "data_source"), "reward_model"]
@@ -173,7 +173,8 @@ def prompt(overrides: Sequence[str]) -> str:
 def least_rows(recipe: Recipe, overrides: Sequence[str], paths: Paths) -> dict[str, int]:
     """Return the rows that the training file must have for the run's steps in its epochs; verl drops remainders.
 
-    With fewer than a batch verl finds an empty loader; with fewer than the steps take, the run ends early as done.
+    With fewer rows than a batch verl's loader is empty; with fewer than the steps need, the run ends early as if
+    complete.
     """
     train = data_files(recipe, paths)[0]
     batch = _count(last_value(overrides, *BATCH))
@@ -185,12 +186,12 @@ def least_rows(recipe: Recipe, overrides: Sequence[str], paths: Paths) -> dict[s
 
 
 def under(path: str, folders: list[str]) -> bool:
-    """Return whether a path lies in one of the folders."""
+    """Return whether a path is in one of the folders."""
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 
 def saving(recipe: Recipe, overrides: Sequence[str], paths: Paths) -> Saving | None:
-    """Return the checkpoints of a run; None where there are none, or a value is not a number, which verl refuses."""
+    """Return the checkpoints of a run; None if there are none, or if a value is not a number, which verl rejects."""
     every = _count(last_value(overrides, SAVE, "-1"))
     batch = _count(last_value(overrides, *BATCH))
     if every is None or batch is None:
@@ -209,7 +210,7 @@ def saving(recipe: Recipe, overrides: Sequence[str], paths: Paths) -> Saving | N
 
 
 def parameter_bytes(recipe: Recipe, overrides: Sequence[str]) -> int:
-    """Return the bytes of a parameter in a checkpoint.
+    """Return the bytes per parameter in a checkpoint.
 
     FSDP saves weights and Adam's two moments in float32, Megatron BF16 weights, and with the optimizer float32 copies
     and moments.
@@ -258,7 +259,7 @@ def _trainer(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
 
 
 def _flash_attention(overrides: Sequence[str]) -> Iterator[Import]:
-    """Yield FlashAttention 2, for which verl asks transformers unless it is told another (workers/config/model.py)."""
+    """Yield FlashAttention 2, verl's default attention in transformers (workers/config/model.py)."""
     key = f"{MODEL}.override_config.attn_implementation"
     name = last_value(overrides, key, "flash_attention_2")
     package = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}.get(name)
@@ -267,8 +268,8 @@ def _flash_attention(overrides: Sequence[str]) -> Iterator[Import]:
 
 
 def _megatron(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
-    """Yield what verl/workers/engine/megatron and mindspeed import; the bridge imports modelopt whatever is trained."""
-    install = f"install it (stack {recipe.stack}: docs/recipes.md), or take a recipe that trains with FSDP2"
+    """Yield what verl/workers/engine/megatron and mindspeed import; the bridge always imports modelopt."""
+    install = f"install it (stack {recipe.stack}: docs/recipes.md), or choose a recipe that trains with FSDP2"
     yield Import("megatron.core", "the Megatron trainer", install)
     if _uses_mbridge(recipe, overrides):
         yield Import("mbridge", "the Megatron trainer, to load and send weights", install)
@@ -303,14 +304,14 @@ def _rollout(recipe: Recipe, _: Sequence[str]) -> Iterator[Import]:
 
 
 def _checkpoint_engine(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
-    """Yield what carries weights to disaggregated engines; on NPUs "nccl" is HCCL's, which needs nothing."""
+    """Yield what sends weights to disaggregated engines; on NPUs "nccl" is HCCL, which needs no module."""
     key = f"{ROLLOUT}.checkpoint_engine.backend"
     if last_value(overrides, key, "naive") == "nccl" and pins(recipe.stack).devices != "npu":
-        yield Import("cupy", f"{key}=nccl", "install it, or leave the setting (or the recipe's rollout.apart) out")
+        yield Import("cupy", f"{key}=nccl", "install it, or remove the setting (or the recipe's rollout.apart)")
 
 
 def _trackers(_: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
-    """Yield verl's loggers (verl/utils/tracking.py); most modules are named as they are, others as their packages."""
+    """Yield verl's loggers (verl/utils/tracking.py); most modules have the logger's name, others their package's."""
     chosen = last_value(overrides, "trainer.logger", "console")
     for name in (part.strip(" '\"") for part in chosen.strip("[]").split(",")):
         if name not in ("console", "file"):

@@ -1,7 +1,7 @@
 """From a recipe, an inventory and the user's shell to the plan of a run: what happens on each host.
 
-Before that, whether they go together, with the paths of the run and the user's own settings of verl, behind `--`: a
-function a subject, which yields problems.
+Before that, it checks that they fit together, with the paths of the run and the user's own settings of verl after `--`;
+each subject has a function that yields problems.
 """
 
 import secrets
@@ -27,7 +27,7 @@ from launch.variables import without_secrets_in
 
 
 def new_run() -> str:
-    """Return a new run id: when it began, and some letters so that two can begin at once."""
+    """Return a new run id: the start time, and some letters in case two runs start at once."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
@@ -55,10 +55,10 @@ def make(
         local: which of the inventory's hosts are this machine.
         extra: verl overrides of the user.
         shell: the environment of this process.
-        restarts: how often a failed job starts again.
+        restarts: how often a failed job is restarted.
 
     Raises:
-        LaunchError: recipe, inventory and paths do not go together; a line for each thing to change.
+        LaunchError: recipe, inventory and paths do not fit together; one line for each thing to change.
     """
     resolved = resolve(recipe, paths)
     overrides = [*resolved.overrides, *extra]
@@ -111,7 +111,7 @@ def make(
 def layers_of(
     recipe: Mapping[str, str], inventory: Inventory, host: Host, shell: Mapping[str, str], local: bool
 ) -> list[Layer]:
-    """Return the users' layers of a host's environment, the strongest last."""
+    """Return the user's layers of a host's environment; later ones override earlier ones."""
     layers = [
         ("recipe", dict(recipe)),
         ("inventory", inventory.environment),
@@ -122,10 +122,10 @@ def layers_of(
 
 
 def devices_of(host: Host, wanted: int, stack: str, layers: Sequence[Layer]) -> int | list[int]:
-    """Return the devices of a host that the run uses: how many of those that are there, or their numbers.
+    """Return the devices of a host that the run uses: a count, or their indices.
 
     Raises:
-        LaunchError: a user's *_VISIBLE_DEVICES names too few, or not by numbers.
+        LaunchError: a user's *_VISIBLE_DEVICES names too few devices, or not by index.
     """
     names = [row.name for row in rows(stack) if row.value == "{places}"]
     said = [(source, name, variables[name]) for source, variables in layers for name in names if name in variables]
@@ -135,11 +135,11 @@ def devices_of(host: Host, wanted: int, stack: str, layers: Sequence[Layer]) -> 
             visible = [int(part) for part in value.split(",")]
         except ValueError as error:
             where = f"{host.address}: {name}={value} ({source})"
-            raise LaunchError(f"{where}: write numbers with commas, as 0,1,2,3") from error
+            raise LaunchError(f"{where}: write comma-separated numbers, such as 0,1,2,3") from error
         if len(visible) < wanted:
             raise LaunchError(
-                f"{host.address}: {name}={value} ({source}) names {len(visible)} devices, the recipe wants {wanted}: "
-                f"name more, or use fewer with --set devices_per_node={len(visible)}"
+                f"{host.address}: {name}={value} ({source}) names {len(visible)} devices, but the recipe "
+                f"needs {wanted}: name more, or use fewer with --set devices_per_node={len(visible)}"
             )
         return visible
     return host.devices[:wanted] if isinstance(host.devices, list) else wanted
@@ -154,28 +154,31 @@ def notes(
     overrides: Sequence[str],
     restarts: int,
 ) -> list[str]:
-    """List what a reader of the plan should know, a line each."""
+    """List what a reader of the plan should know, one line each."""
     lines = [f"importance weights: {told(recipe)}"]
     if unused := [host.address for host in inventory.hosts[recipe.nodes :]]:
-        lines.append(f"not used, the recipe wants {recipe.nodes} hosts: {', '.join(unused)}")
+        lines.append(f"not used, as the recipe needs {recipe.nodes} hosts: {', '.join(unused)}")
     if not all(local) and (names := not_handed_on(shell)):
         lines.append(
-            f"of this shell, not handed to other hosts: {', '.join(names)}: each names a host's own NIC, address or "
-            "devices. Write it under the host in the inventory"
+            f"variables of this shell that are not passed to other hosts: {', '.join(names)}: each names a host's own "
+            "NIC, address or devices. Write it under the host in the inventory"
         )
     if left_out := sorted(recipe.environment.keys() - environment(recipe)):
         lines.append(f"not set, since stack {recipe.stack} has no NPUs: {', '.join(left_out)} of the recipe")
     if of_hub(paths.model):
-        lines.append(f"the model is {paths.model} of the hub: each host has it in its cache, or downloads it")
+        lines.append(f"the model {paths.model} is a hub id: each host uses its own cache, or downloads it")
     if recipe.data.train == recipe.data.validation:
-        lines.append("validation is on the data that is trained on: --data TRAIN,VALIDATION names another file")
+        lines.append("validation uses the training data: --data TRAIN,VALIDATION names another file")
     if restarts and jobs.last_value(overrides, jobs.SAVE, "-1") == "-1":
-        lines.append(f"a restart begins anew: no checkpoints are saved. Say how often: -- {jobs.SAVE}=10")
+        lines.append(
+            "a restart would start from the beginning, as no checkpoints are saved: set an interval with -- "
+            f"{jobs.SAVE}=10"
+        )
     return lines
 
 
 def problems(recipe: Recipe, inventory: Inventory, paths: Paths) -> list[str]:
-    """List everything that does not go together, a line each, with what to change."""
+    """List all conflicts between recipe, inventory and paths, one line each, with what to change."""
     subjects = (_stack, _hosts, _devices, _shared, _mounted)
     return [problem for subject in subjects for problem in subject(recipe, inventory, paths)]
 
@@ -183,8 +186,8 @@ def problems(recipe: Recipe, inventory: Inventory, paths: Paths) -> list[str]:
 def _stack(recipe: Recipe, inventory: Inventory, _: Paths) -> Iterator[str]:
     if recipe.stack != inventory.stack:
         yield (
-            f"stack: the recipe {recipe.name} is for {recipe.stack}, the inventory's hosts have {inventory.stack}: "
-            f"take another recipe, or try --set stack={inventory.stack}"
+            f"stack: the recipe {recipe.name} is for {recipe.stack}, but the inventory's hosts have {inventory.stack}: "
+            f"choose another recipe, or try --set stack={inventory.stack}"
         )
 
 
@@ -192,7 +195,7 @@ def _hosts(recipe: Recipe, inventory: Inventory, _: Paths) -> Iterator[str]:
     there = len(inventory.hosts)
     if recipe.nodes > there:
         yield (
-            f"nodes: the recipe {recipe.name} wants {recipe.nodes} hosts, and there is {there}: name more with "
+            f"nodes: the recipe {recipe.name} needs {recipe.nodes} hosts, but there is {there}: name more with "
             f"--cluster, or use fewer with --set nodes={there}"
         )
 
@@ -202,8 +205,8 @@ def _devices(recipe: Recipe, inventory: Inventory, _: Paths) -> Iterator[str]:
         there = len(host.devices) if isinstance(host.devices, list) else host.devices
         if there != "auto" and there < recipe.devices_per_node:
             yield (
-                f"devices: the recipe {recipe.name} wants {recipe.devices_per_node} on each host, the inventory gives "
-                f"{host.address} {there}: give it more, or use fewer with --set devices_per_node={there}"
+                f"devices: the recipe {recipe.name} needs {recipe.devices_per_node} on each host, but the inventory "
+                f"gives {host.address} {there}: give it more, or use fewer with --set devices_per_node={there}"
             )
 
 
@@ -211,8 +214,8 @@ def _shared(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str]
     if min(recipe.nodes, len(inventory.hosts)) > 1 and not under(paths.out, inventory.shared):
         folders = ", ".join(inventory.shared) or "none in this inventory"
         yield (
-            f"--out {paths.out}: checkpoints of several hosts must lie in a folder that all of them share "
-            f"(`shared` of the inventory: {folders})"
+            f"--out {paths.out}: checkpoints of several hosts must be in a folder that all of them share (`shared` in "
+            f"the inventory: {folders})"
         )
 
 
@@ -222,13 +225,16 @@ def _mounted(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str
     inside = [mount.split(":")[1].rstrip("/") for mount in inventory.mounts]
     for path in [paths.out, *needs(recipe, paths)]:
         if not under(path, inside):
-            yield f"{path}: the container would not see it: add it to `mounts` of the inventory, as {path}:{path}"
+            yield (
+                f"{path}: the container does not mount this path: add it to `mounts` in the inventory, as {path}:{path}"
+            )
 
 
 def _attention(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
-    """List what the trainer's attention lacks; Megatron has its own, whatever is said of transformers'.
+    """List problems of the trainer's attention; Megatron has its own, which ignores the setting of transformers'.
 
-    Here for every stack: where the entry is verl's own, as on ascend-cann8.5, nothing else looks before it trains.
+    This is checked for every stack, since with verl's own entry, as on ascend-cann8.5, nothing else checks it before
+        training.
     """
     if recipe.backend == "megatron":
         return []
@@ -240,13 +246,13 @@ def _attention(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
 
 
 def extra_problems(recipe: Recipe, extra: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each argument that is no setting, or none that a user may give."""
+    """Yield a line for each argument that is not a setting, or not one that a user may give."""
     for one in extra:
         if one.startswith("-") or not ("=" in one or one.startswith("~")):  # hydra's own options begin with -
             said = without_secrets_in(one)[:200]
-            yield f"{said!r} is no setting of verl: write key=value behind --, as -- trainer.save_freq=10"
+            yield f"{said!r} is not a setting of verl: write key=value after --, such as -- trainer.save_freq=10"
     keys, verl = [key(one) for one in extra], verl_of(recipe.stack)
     yield from (f"-- {line}" for line in refused(recipe, keys))
     for name in keys:
         if part := verl.lacks(name):
-            yield f"-- {name}: verl {verl.name}, of stack {recipe.stack}, has no {verl.absent[part]}: leave it out"
+            yield f"-- {name}: verl {verl.name}, of stack {recipe.stack}, has no {verl.absent[part]}: remove it"

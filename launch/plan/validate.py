@@ -36,7 +36,7 @@ def verl_problems(plan: Plan) -> tuple[list[str], str | None]:
     wanted = verl_of(stack).name
     if here is None or wanted.split()[0] != here:
         what = f"verl {here}" if here else "no verl"
-        return [], f"verl's settings were not checked: this Python has {what}, and stack {stack} verl {wanted}"
+        return [], f"verl's settings were not checked: this Python has {what}, but stack {stack} has verl {wanted}"
     found, unchecked = asked(next(node.job for node in plan.nodes if node.job).entrypoint[2:])  # behind -m MODULE
     return [f"verl {here}: {line}" for line in found], unchecked and f"verl's settings were not checked: {unchecked}"
 
@@ -124,7 +124,7 @@ def _types(keys: Iterable[str], tree: dict[str, Any], made: dict[str, Any]) -> I
         default, value = _at(tree, key), _at(made, key)
         refers = isinstance(default, str) and default.startswith(("${", "???"))
         if default is not None and value is not None and not refers and _kind(default) != _kind(value):
-            yield f"{key}={str(value)[:80]}: is {_kind(value)}, and verl's default {_kind(default)}: {default}"
+            yield f"{key}={str(value)[:80]}: is {_kind(value)}, but verl's default is {_kind(default)}: {default}"
 
 
 def _kind(value: Any) -> str:
@@ -147,7 +147,7 @@ def _shares(made: dict[str, Any]) -> Iterator[str]:
     mini, n = actor["ppo_mini_batch_size"], _at(made, f"{ROLLOUT}.n")
     if workers and mini * n % workers:
         samples = f"{ACTOR}.ppo_mini_batch_size={mini} x {ROLLOUT}.n={n} = {mini * n} samples"
-        yield f"{samples} cannot be shared out among {workers} workers: choose a multiple"
+        yield f"{samples} are not divisible by {workers} workers: choose a multiple"
 
 
 def _verl(config: Any) -> Iterator[str]:
@@ -164,7 +164,7 @@ def _verl(config: Any) -> Iterator[str]:
     except Exception as error:  # asserts, ValueError, and what hydra makes of them
         yield _words(error)
     if not config.trainer.use_v1:
-        yield "trainer.use_v1=False: verl's deprecated trainer cannot log refits: leave it True"
+        yield "trainer.use_v1=False: verl's deprecated trainer cannot log refits: set it to True"
     if config.trainer.resume_mode not in RESUME:
         yield f"trainer.resume_mode={config.trainer.resume_mode}: choose from {', '.join(RESUME)}"
 

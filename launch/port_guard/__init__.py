@@ -48,7 +48,7 @@ def build(folder: Path, hosts: Iterable[str]) -> Path:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         without = "without one the run's ports would be open to every host: install gcc"
-        raise LaunchError(f"no C compiler here ({', '.join(COMPILERS)}): {without}")
+        raise LaunchError(f"no C compiler found ({', '.join(COMPILERS)}): {without}")
     own = ["::1", *(ip for ips in network.nics().values() for ip in ips)]
     made, calls = folder / LIBRARY, folder / CALLS
     with calls.open("wb") as file:
@@ -79,8 +79,8 @@ def shown() -> str | None:
         try:
             tried.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, filter_)
         except OSError as error:
-            open_ = "strangers find the run's ports open, and are turned away before a byte is read"
-            return f"the kernel refuses this process socket filters ({error}): {open_}"
+            open_ = "other hosts can connect to the run's ports, but are disconnected before a byte is read"
+            return f"the kernel does not allow this process socket filters ({error}): {open_}"
     return None
 
 
@@ -107,7 +107,7 @@ def _run(command: list[str], environment: Mapping[str, str], failed: str) -> Non
             command, env=environment, capture_output=True, text=True, errors="replace", timeout=SECONDS
         )
     except subprocess.TimeoutExpired:
-        raise LaunchError(f"{failed}: {command[0]} has not ended after {SECONDS} s") from None
+        raise LaunchError(f"{failed}: {command[0]} did not finish within {SECONDS} s") from None
     if done.returncode or "cannot be preloaded" in done.stderr:
         said = done.stderr.strip().splitlines() or [f"{command[0]} ended with code {done.returncode}"]
         raise LaunchError(f"{failed}: {said[-1][:300]}")

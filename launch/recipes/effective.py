@@ -53,15 +53,15 @@ def correction_problems(recipe: Recipe) -> Iterator[str]:
         return
     if correction.bypass and correction.batch_normalize:
         yield (
-            "correction.batch_normalize: true with bypass: verl takes the weights' mean over each micro-batch, so that "
-            "a sequence which is alone in one has the weight 1, and over all ranks, of which those of other pipeline "
+            "correction.batch_normalize: true with bypass: verl averages the weights over each micro-batch, so a "
+            "sequence that is alone in one gets the weight 1, and over all ranks, of which those of other pipeline "
             "stages never answer. Set one of the two to false"
         )
     tokens = recipe.rollout.max_response_length
     if correction.level == "sequence" and (share := effective_share(tokens, KL, correction.threshold)) < LEAST:
         yield (
-            f"correction.level: sequence with responses of {tokens} tokens: at a KL of {KL:.3g} a token the weights "
-            f"leave {share:.2f} of the batch, {LEAST} is wanted. Use token"
+            f"correction.level: sequence with responses of {tokens} tokens: at a KL of {KL:.3g} per token the weights "
+            f"leave {share:.2f} of the batch; it should be at least {LEAST}. Use token"
         )
 
 
@@ -70,8 +70,8 @@ def told(recipe: Recipe) -> str:
     correction = recipe.correction
     if recipe.is_exact:
         return (
-            f"none, since qat {recipe.qat} makes both policies one; the rollout's log-probabilities are the old ones "
-            "(bypass); PPO's clipped loss; exact/unequal, which must be 0"
+            f"none, since with qat {recipe.qat} both policies are one; the rollout's log-probabilities are the old "
+            "ones (bypass); PPO's clipped loss; exact/unequal, which must be 0"
         )
     if correction is None:
         return "none"
@@ -81,4 +81,6 @@ def told(recipe: Recipe) -> str:
     of = "mean of micro-batches" if correction.bypass else "of the batch"
     if correction.bypass and correction.level == "sequence":
         of += ", 1 for a sequence alone in one, whatever its weight"
-    return f"a weight for each {correction.level}, cut at {correction.threshold:g}, {normalized}; {loss}; {name} ({of})"
+    return (
+        f"one weight per {correction.level}, clipped at {correction.threshold:g}, {normalized}; {loss}; {name} ({of})"
+    )

@@ -24,7 +24,7 @@ def _trained_for(name: str) -> str:
 def _files(value: dict[str, str]) -> dict[str, str]:
     for file in value.values():
         if not (ROOT / file).is_file():
-            raise ValueError(f"there is no {file} beside the recipe or in this repository, and it is no whole path")
+            raise ValueError(f"{file} is not an absolute path, and is neither beside the recipe nor in this repository")
     return value
 
 
@@ -43,9 +43,9 @@ class Model(Fields):
     """Fields of the model.
 
     Attributes:
-        hub: its id on the hub; a run may name a folder in its place.
-        folder: where `run.sh data` puts it, under the data folder, if it makes it; then there is no hub.
-        experts: it is a mixture of experts, which not every engine serves in graphs.
+        hub: its id on the hub; a run may name a folder instead.
+        folder: its folder under the data folder, if `run.sh data` creates it; hub is then unset.
+        experts: whether it is a mixture of experts, which not every engine supports in graphs.
     """
 
     hub: Said | None = None
@@ -55,7 +55,7 @@ class Model(Fields):
     @model_validator(mode="after")
     def _is_somewhere(self) -> "Model":
         if (self.hub is None) == (self.folder is None):
-            raise ValueError("give hub, or folder if run.sh data makes it")
+            raise ValueError("set hub, or folder if run.sh data creates it")
         return self
 
     @property
@@ -70,15 +70,15 @@ class Rollout(Fields):
     Attributes:
         scheme: a name from `ascend_quant.schemes`.
         ignore: layers that stay BF16: a full name, or re:PATTERN.
-        kv_cache: what keys and values are kept in: auto, BF16; int8, with a scale a token and head (on NPUs a channel);
-            fp8, a layer.
-        send: how the trainer sends what the engine quantizes: bf16, or as codes of `scheme`; delta: to engines apart,
-            what has changed since the last weight sync, of codes where `scheme` has a scale a row.
+        kv_cache: the form of keys and values: auto, BF16; int8, with one scale per token and head (on NPUs per
+            channel); fp8, with one scale per layer.
+        send: how the trainer sends quantized layers: bf16, or pre-quantized by `scheme`; delta: to disaggregated
+            engines, only what has changed since the last weight sync, pre-quantized if `scheme` has one scale per row.
         tensor_parallel: devices of a replica.
-        expert_parallel: 1, or `tensor_parallel`: each device then has whole experts.
-        apart: devices of each node that are the engine's alone, while the others train (verl's `separate_async`); 0:
-            engine and trainer take turns on all of them.
-        gpu_memory_utilization: share of a device's memory that the engine takes.
+        expert_parallel: 1, or `tensor_parallel`, in which case each device has whole experts.
+        apart: devices of each node that only the engine uses, while the others train (verl's `separate_async`); 0:
+            engine and trainer take turns on all devices.
+        gpu_memory_utilization: fraction of a device's memory that the engine uses.
         max_prompt_length, max_response_length: tokens.
         n: samples of a prompt.
     """
@@ -107,7 +107,7 @@ class Fp8(Fields):
 class Parallel(Fields):
     """Fields of Megatron's tensor, pipeline, context and expert parallelism: the devices that share each.
 
-    `last_stage_layers` is for layers that the stages cannot share out evenly.
+    `last_stage_layers` is needed if the layers cannot be split evenly over the stages.
     """
 
     tensor: Count = 1
@@ -121,14 +121,14 @@ class Training(Fields):
     """Fields of the trainer.
 
     Attributes:
-        precision: of the products; fp8 needs `fp8` settings or takes their defaults.
-        cpu_adam: optimizer states live, and are stepped, on the host; Megatron's.
-        offload: weights and optimizer states wait on the host while the engine generates.
-        reference_offload: so do the weights of the reference model, which is there for a KL loss.
-        parallel: Megatron's; FSDP2 takes none.
-        sequence_parallel: devices that share a sequence (Ulysses); FSDP2's.
-        routing_replay: in a mixture of experts, a token goes to the experts that the engine chose for it (verl's R3);
-            Megatron's.
+        precision: precision of the GEMMs; fp8 uses the settings in `fp8`, or their defaults.
+        cpu_adam: keep and step the optimizer states on the host; Megatron only.
+        offload: move weights and optimizer states to the host while the engine generates.
+        reference_offload: also move the weights of the reference model, which a KL loss needs.
+        parallel: Megatron only.
+        sequence_parallel: devices that share a sequence (Ulysses); FSDP2 only.
+        routing_replay: in a mixture of experts, route each token to the experts that the engine chose for it (verl's
+            R3); Megatron only.
     """
 
     precision: Literal["bf16", "fp8"] = "bf16"
@@ -145,11 +145,11 @@ class Correction(Fields):
     """Truncated importance sampling (TIS): importance weights between the rollout's policy and the trainer's.
 
     Attributes:
-        level: a weight for each token, or for each sequence.
-        threshold: larger weights are cut to this.
-        batch_normalize: divide by the batch's mean weight; without bypass alone (see effective.py).
-        bypass: the rollout's log-probabilities stand for the old policy's: no pass over the batch to find them, and
-            the plain policy gradient in place of PPO's clipped loss.
+        level: one weight per token, or per sequence.
+        threshold: larger weights are clipped to this.
+        batch_normalize: divide by the batch's mean weight; only without bypass (see effective.py).
+        bypass: use the rollout's log-probabilities as the old policy's: no forward pass computes them, and the loss is
+            the plain policy gradient instead of PPO's clipped loss.
     """
 
     level: Literal["token", "sequence"]
@@ -159,7 +159,7 @@ class Correction(Fields):
 
 
 class Data(Fields):
-    """Fields of the data: files, by whole paths or from the data folder, and their name in `run.sh data`, if any."""
+    """Fields of the data: files, as absolute paths or in the data folder, and their name in `run.sh data`, if any."""
 
     name: Said | None = None
     train: Said
@@ -177,13 +177,13 @@ class Recipe(Fields):
     """Fields of a whole recipe.
 
     Attributes:
-        qat: the trainer's forward pass has the weights that the rollout's scheme, which this names, makes of its own;
-            with int8_exact all of it is an int8 engine's, bit for bit.
-        correction: left out where `qat` is int8_exact, whose two policies are one.
-        files: what the job's working directory must hold: its name there, and the file, by its whole path, or as it
-            lies beside the recipe or in this repository.
-        environment: variables for every process, over those of the stack.
-        verl: a tree of verl's own settings; a setting that a field here makes is refused in it.
+        qat: the scheme by which the trainer's forward pass is fake-quantized, which must be the rollout's; with
+            int8_exact the whole forward pass equals an int8 engine's bit for bit.
+        correction: unset if `qat` is int8_exact, since both policies are then equal.
+        files: files for the job's working directory: the name there, and the file's absolute path, or its path beside
+            the recipe or in this repository.
+        environment: variables for every process, which override those of the stack.
+        verl: a tree of verl's own settings; settings that belong to a field above are refused.
     """
 
     name: str
@@ -210,7 +210,7 @@ class Recipe(Fields):
 
     @property
     def is_exact(self) -> bool:
-        """True where the trainer computes the rollout's policy bit for bit."""
+        """True if the trainer computes the rollout's policy bit for bit."""
         return self.qat == EXACT
 
     @property

@@ -42,7 +42,7 @@ def load(name: str, folder: Path = FOLDER, changes: Mapping[str, str] | Iterable
     """
     file = Path(name) if name.endswith(".yaml") else folder / f"{name}.yaml"
     if name in DEMOS:
-        raise LaunchError(f"{name} is no recipe for train: ./run.sh {DEMOS[name]} runs it, and {file} has its settings")
+        raise LaunchError(f"{name} is not a recipe for train: run ./run.sh {DEMOS[name]}; its settings are in {file}")
     if not os.path.isfile(file):
         raise LaunchError(f"no recipe {name!r}: {nearest(name, names(folder))} ./run.sh recipe list shows all")
     tree, said = read(file), {}
@@ -54,7 +54,7 @@ def load(name: str, folder: Path = FOLDER, changes: Mapping[str, str] | Iterable
         tree["correction"] = None  # what a plain recipe says to one that extends it
     recipe = checked(file, {"name": file.stem, **tree}, Recipe, problems)
     if recipe.name != file.stem:
-        raise failed(file, [f"name: {recipe.name!r} is not the file's: write {file.stem}"])
+        raise failed(file, [f"name: {recipe.name!r} does not match the file name: write {file.stem}"])
     return recipe
 
 
@@ -66,7 +66,7 @@ def read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """
     file = Path(os.path.normpath(file))
     if file in above:
-        raise failed(file, [f"extends: leads back to itself, over {', '.join(one.stem for one in above)}"])
+        raise failed(file, [f"extends: refers back to this file, through {', '.join(one.stem for one in above)}"])
     try:
         tree = read_yaml(file)
     except BadDocument as error:
@@ -83,7 +83,13 @@ def read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 def _check_correction(file: Path, whole: dict[str, Any], said: dict[str, Any]) -> None:
     """Raise LaunchError for a `said` correction where nothing is to be corrected; an inherited one gives way."""
     if whole.get("qat") == EXACT and said.get("correction") is not None:
-        raise failed(file, [f"correction: {said['correction']} with qat {EXACT}: both policies are one. Leave one out"])
+        raise failed(
+            file,
+            [
+                f"correction: {said['correction']} with qat {EXACT}: exact training needs no correction. Remove one "
+                "of them"
+            ],
+        )
 
 
 def _found(file: Path, base: str) -> Path:
@@ -107,7 +113,7 @@ def _files_beside(file: Path, tree: dict[str, Any]) -> dict[str, Any]:
 def _bases(file: Path, said: Any) -> list[str]:
     bases = [said] if isinstance(said, str) else said
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise failed(file, [f"extends: {said!r}: the name of a recipe is needed, or a list of names"])
+        raise failed(file, [f"extends: {said!r}: expected the name of a recipe, or a list of names"])
     return bases
 
 

@@ -1,11 +1,12 @@
 """The Hydra overrides of verl's command line: those that a recipe produces, and those that a user may not set.
 
-A plain `key=value` fails where verl has no such key, so a typo is found. `+key=value` stands only in the places that
-verl leaves open: what it hands on to vLLM, Megatron and Ray (OPEN).
+A plain `key=value` fails where verl has no such key, so a typo is found. `+key=value` is used only where verl accepts
+any key: for settings that it passes on to vLLM, Megatron and Ray (OPEN).
 
-Refused by verl's own names, in a recipe's `verl` tree or behind `--`, is what is made from a field, which has checks of
-its own (some of it whether this recipe's field makes it or not: OWNED), or from an option, as the folders are, what
-verl reads nowhere, and what does harm. What we choose and verl leaves to everyone (CHOICES) may be chosen again.
+In a recipe's `verl` tree or after `--`, some of verl's own settings are refused: those that a recipe's field produces,
+since the field has its own checks (some even if this recipe does not produce them: OWNED); those that an option
+produces, such as folders; those that verl does not read; and those that do harm. Settings that this project chooses
+freely (CHOICES) may be overridden.
 """
 
 from collections.abc import Iterable, Iterator
@@ -112,8 +113,8 @@ OWNED = {  # and these are the fields' where they make nothing, too: a field tha
 # a token from itself at position 400, 0.8 at 3,500. With BF16 arithmetic alone, which FSDP has anyway: 0.001 everywhere
 HARMFUL = {
     f"{part}.fsdp_config.model_dtype": (
-        "leave it out: with less than float32 verl rounds the frequencies of the rotary embedding too, and the "
-        "trainer's policy leaves the rollout's more with every token; products are in BF16 all the same"
+        "remove it: with less than float32, verl also rounds the frequencies of the rotary embedding, and the "
+        "trainer's policy diverges from the rollout's more with every token; products are in BF16 anyway"
     )
     for part in (ACTOR, REFERENCE)
 }
@@ -126,8 +127,8 @@ class Resolved:
     Attributes:
         main: the module that starts it, for `python -m`.
         overrides: its arguments.
-        environment: variables for every process; some of them the overrides hand on as well.
-        files: what the working directory must hold: its name there, and the file.
+        environment: variables for every process; the overrides also pass some of them on.
+        files: files for the working directory: the name there, and the file.
     """
 
     main: str
@@ -176,9 +177,9 @@ def refused(recipe: Recipe, keys: Iterable[str]) -> Iterator[str]:
             yield f"{key} holds {inside}, which is made from a field or an option: give its settings one by one"
         elif key.startswith(f"{OURS}.") and key.removeprefix(f"{OURS}.") not in OPTIONS:
             free = ", ".join(name for name in OPTIONS if f"{OURS}.{name}" not in OWNED)
-            yield f"{key}: there is no such option: there are {free}"
+            yield f"{key}: there is no such option; the options are {free}"
         elif key in HARMFUL:
             yield f"{key}: {HARMFUL[key]}"
         elif key in verl.unread:
             instead = " and ".join(verl.unread[key])
-            yield f"{key}: verl {verl.name} reads it nowhere: {f'it reads {instead}' if instead else 'leave it out'}"
+            yield f"{key}: verl {verl.name} does not read it: {f'it reads {instead}' if instead else 'remove it'}"

@@ -29,9 +29,9 @@ def _served(recipe: Recipe) -> Iterator[str]:
     stack, scheme, cache = recipe.stack, recipe.rollout.scheme, recipe.rollout.kv_cache
     on_npus = stack.startswith("ascend")
     if on_npus and scheme not in ("int8", "bf16"):
-        yield f"rollout.scheme: {scheme} is not served on NPUs (stack {stack}) by this version: use int8 or bf16"
+        yield f"rollout.scheme: {scheme} is not supported on NPUs (stack {stack}): use int8 or bf16"
     if (on_npus and cache == "fp8") or (stack in ("cpu", "ascend-cann8.5") and cache == "int8"):
-        yield f"rollout.kv_cache: {cache} is not served on stack {stack} by this version: leave it at auto"
+        yield f"rollout.kv_cache: {cache} is not supported on stack {stack}: set it to auto"
 
 
 def _older_verl(recipe: Recipe) -> Iterator[str]:
@@ -41,7 +41,7 @@ def _older_verl(recipe: Recipe) -> Iterator[str]:
         return
     for field, value, without in (("rollout.send", rollout.send, "bf16"), ("qat", recipe.qat, None)):
         if value != without:
-            yield f"{field}: {value} on stack {recipe.stack}, whose verl {verl.name} would not read it: leave it out"
+            yield f"{field}: {value} on stack {recipe.stack}, whose verl {verl.name} does not read it: remove it"
 
 
 def _fp8_training(recipe: Recipe) -> Iterator[str]:
@@ -71,11 +71,11 @@ def _quantization_aware(recipe: Recipe) -> Iterator[str]:
         return
     if recipe.qat_scheme != recipe.rollout.scheme:
         yield (
-            f"qat: {recipe.qat} with {recipe.rollout.scheme} rollouts: the trainer would see other weights than the "
-            f"engine. Set rollout.scheme to {recipe.qat_scheme}, or qat to the rollout's scheme"
+            f"qat: {recipe.qat} with {recipe.rollout.scheme} rollouts: the trainer would compute with other weights "
+            f"than the engine. Set rollout.scheme to {recipe.qat_scheme}, or qat to the rollout's scheme"
         )
     if recipe.fp8:
-        yield f"qat: {recipe.qat} with fp8 training: the products would round the weights again. Use bf16 training"
+        yield f"qat: {recipe.qat} with fp8 training: the GEMMs would round the weights a second time. Use bf16 training"
 
 
 def _exact(recipe: Recipe) -> Iterator[str]:
@@ -87,12 +87,22 @@ def _exact(recipe: Recipe) -> Iterator[str]:
         yield f"qat: {EXACT} on stack {recipe.stack}: NPUs have no exact engine. Use int8, or none"
     rollout = recipe.rollout
     for field, value, valid, why in (
-        ("backend", recipe.backend, ("fsdp2",), "it is made of transformers' modules"),
-        ("rollout.ignore", rollout.ignore, ([],), "only products of codes are the same in both"),
-        ("rollout.kv_cache", rollout.kv_cache, ("auto",), "decode and prefill would read other keys"),
-        ("rollout.tensor_parallel", rollout.tensor_parallel, EXACT_RANKS, "more ranks add up in no one order"),
-        ("rollout.expert_parallel", rollout.expert_parallel, (1,), "ranks with whole experts round other sums"),
-        ("rollout.apart", rollout.apart, (0,), "answers would be of older weights"),
+        ("backend", recipe.backend, ("fsdp2",), "exact training is built on transformers' modules"),
+        ("rollout.ignore", rollout.ignore, ([],), "only the GEMMs of quantized layers are equal in engine and trainer"),
+        (
+            "rollout.kv_cache",
+            rollout.kv_cache,
+            ("auto",),
+            "decode would read quantized keys and prefill unquantized ones",
+        ),
+        (
+            "rollout.tensor_parallel",
+            rollout.tensor_parallel,
+            EXACT_RANKS,
+            "an all-reduce over more ranks has no fixed order of summation",
+        ),
+        ("rollout.expert_parallel", rollout.expert_parallel, (1,), "expert parallelism changes the order of summation"),
+        ("rollout.apart", rollout.apart, (0,), "answers would come from older weights"),
     ):
         if value not in valid:
             yield f"{field}: {value} with qat {EXACT}: {why}. Use {' or '.join(map(str, valid))}"
@@ -103,13 +113,13 @@ def _routing_replay(recipe: Recipe) -> Iterator[str]:
         return
     if recipe.backend != "megatron":
         yield (
-            f"training.routing_replay: with backend {recipe.backend}: verl's FSDP engine reads no such setting, and "
-            "the engine's routes would be returned in vain. Use backend megatron, or false"
+            f"training.routing_replay: with backend {recipe.backend}: verl's FSDP engine does not read this "
+            "setting, so the engine would return its routes in vain. Use backend megatron, or false"
         )
     if recipe.stack.startswith("ascend"):
         yield (
-            f"training.routing_replay: on stack {recipe.stack} nobody has seen that the engine returns its routes, and "
-            "the trainer would follow whatever it returns. Use false"
+            f"training.routing_replay: on stack {recipe.stack} it has not been verified that the engine returns its "
+            "routes, and the trainer would follow whatever it returns. Use false"
         )
 
 
@@ -119,25 +129,25 @@ def _apart(recipe: Recipe) -> Iterator[str]:
         return
     if apart >= recipe.devices_per_node:
         yield (
-            f"rollout.apart: {apart} of the {recipe.devices_per_node} devices of a node leave none that trains: "
-            f"use {recipe.devices_per_node - 1} or fewer"
+            f"rollout.apart: {apart} of the {recipe.devices_per_node} devices of a node leave none for training: use "
+            f"{recipe.devices_per_node - 1} or fewer"
         )
     if updates(recipe) is None:
-        yield "rollout.apart: verl: data.train_batch_size: no multiple of actor.ppo_mini_batch_size, as verl needs here"
+        yield "rollout.apart: verl: data.train_batch_size must be a multiple of actor.ppo_mini_batch_size"
 
 
 def _parallel(recipe: Recipe) -> Iterator[str]:
     """Yield devices that no engine would use, as verl counts whole replicas; and what only the other trainer reads."""
     training, backend, ranks = recipe.training, recipe.backend, recipe.rollout.tensor_parallel
     if (generating := recipe.nodes * recipe.rollout.apart or recipe.devices) % ranks:
-        yield f"rollout.tensor_parallel: {generating} devices are no multiple of {ranks}"
+        yield f"rollout.tensor_parallel: {generating} devices are not a multiple of {ranks}"
     if backend != "megatron" and training.cpu_adam:
-        yield f"training.cpu_adam: is Megatron's, and backend is {backend}: use training.offload"
+        yield f"training.cpu_adam: needs backend megatron, not {backend}: use training.offload"
     if backend != "megatron" and training.parallel:
-        yield f"training.parallel: is Megatron's, and backend is {backend}: leave it out"
+        yield f"training.parallel: needs backend megatron, not {backend}: remove it"
     if backend != "fsdp2" and training.sequence_parallel > 1:
         shared = training.sequence_parallel
-        yield f"training.sequence_parallel: {shared} is FSDP's, and backend is {backend}: use parallel.context"
+        yield f"training.sequence_parallel: {shared} needs backend fsdp2, not {backend}: use parallel.context"
 
 
 def _micro_batch(recipe: Recipe) -> Iterator[str]:
@@ -149,8 +159,8 @@ def _micro_batch(recipe: Recipe) -> Iterator[str]:
     tokens = tree.get(key, longest)
     if tree.get(f"{ACTOR}.use_dynamic_bsz") and isinstance(tokens, int) and tokens * share < longest:
         yield (
-            f"verl: {key}: {tokens} tokens on each of the {share} devices that share a "
-            f"sequence are fewer than prompt and response, {longest}: set it to {-(-longest // share)} or more"
+            f"verl: {key}: {tokens} tokens on each of the {share} devices that share a sequence are fewer than prompt "
+            f"and response, {longest}: set it to at least {-(-longest // share)}"
         )
 
 
@@ -168,5 +178,5 @@ def _version(recipe: Recipe) -> Iterator[str]:
         if tree.get(f"{part}.enable", True):
             yield (
                 f"verl: {next(iter(tree))}: verl {verl.name}, of stack {recipe.stack}, has no {verl.absent[part]}: use "
-                f"another stack, or do without: --set verl.{part}.enable=false"
+                f"another stack, or disable it: --set verl.{part}.enable=false"
             )

@@ -75,7 +75,7 @@ def text(value: Any) -> str:
         return repr(value)
     if value == {}:
         return "{}"
-    raise LaunchError(f"{str(value)[:80]!r} ({type(value).__name__}) cannot stand on a command line")
+    raise LaunchError(f"{str(value)[:80]!r} ({type(value).__name__}) cannot be written on a command line")
 
 
 def quoted(value: str) -> str:

@@ -45,7 +45,7 @@ def read(file: Path) -> Read:
         if schema != SCHEMA:
             raise LaunchError(f"--read {file}: has schema {schema}, but this version reads {SCHEMA}: run smoke again")
         if device != "npu":
-            raise LaunchError(f"--read {file}: was made on {device}; docs/ascend.md is about NPUs")
+            raise LaunchError(f"--read {file}: was written on {device}; docs/ascend.md is about NPUs")
         results = {one["name"]: Result(**one) for one in content["probes"]}
         versions = results["versions"].values if "versions" in results else {}
         about = [f"{versions.get('devices', '?')} x {versions.get('device', 'NPU')}", content["stack"]]

@@ -51,16 +51,16 @@ def train(setting: Setting) -> list[Result]:
 def lack(host_gib: int, device_gib: int, available: int, devices: Devices) -> str:
     """Return what memory is missing, of the host (bytes that are available) or of the first device; "" for none."""
     if available < host_gib * GIB:
-        return f"training needs {host_gib} GiB of memory, {available / GIB:.1f} are available"
+        return f"training needs {host_gib} GiB of memory, but {available / GIB:.1f} are available"
     if devices.tool and not devices.found:
         return f"there is no device: {devices.problem}"
     if devices.found:
         first = devices.found[0]
         if first.total_mib is None or first.used_mib is None:
-            return f"{devices.tool} does not say how much memory device {first.number} has: {first.health}"
+            return f"{devices.tool} does not show how much memory device {first.number} has: {first.health}"
         free = (first.total_mib - first.used_mib) / 1024
         if free < device_gib:
-            return f"training needs {device_gib} GiB of device {first.number}, {free:.1f} are free"
+            return f"training needs {device_gib} GiB of device {first.number}, but {free:.1f} are free"
     return ""
 
 
@@ -113,14 +113,16 @@ def judged(setting: Setting, ended: Ended, metrics: Path) -> Result:
     if bad := sorted({name for one in steps for name, value in one.items() if not isfinite(value)}):
         problems.append(f"not finite: {', '.join(bad)}")
     if unproved := [number for number, one in enumerate(receipts, start=1) if not one.get("verified")]:
-        problems.append(f"nothing was proved to have arrived in step {', '.join(map(str, unproved))}")
+        problems.append(f"no arrival was verified in step {', '.join(map(str, unproved))}")
     values: dict = {"steps": len(steps)}
     if steps:
         values["mismatch KL"] = largest = max(one["k3_kl"] for one in steps)
         values["weight sync, ms"] = 1000 * median(one["refit_seconds"] for one in steps)
         values |= {"metrics": steps, "receipts": receipts}
         if not largest < LARGEST_K3:
-            problems.append(f"the mismatch KL is {largest:.3g}, {LARGEST_K3} at most: sampler and trainer differ")
+            problems.append(
+                f"the mismatch KL is {largest:.3g}, but must be at most {LARGEST_K3}: sampler and trainer differ"
+            )
     broke = not problems and len(steps) != setting.steps
     if len(steps) != setting.steps:
         problems.append(f"{len(steps)} of {setting.steps} steps were logged; {ended.why()}")
@@ -130,7 +132,7 @@ def judged(setting: Setting, ended: Ended, metrics: Path) -> Result:
 def refused(setting: Setting, ended: Ended, trained: Result) -> Result:
     """Judge what the NaN of the last step led to."""
     if trained.values.get("steps") != setting.steps:
-        return Result(NAN, REFUSES, FAILED, 0.0, "training did not come so far", broke=True)
+        return Result(NAN, REFUSES, FAILED, 0.0, "training did not get that far", broke=True)
     said = NOT_FINITE.search(ended.log.read_text(errors="replace"))
     values = {"ended with": ended.code, "said": said[0] if said else ""}
     if ended.code == 0:

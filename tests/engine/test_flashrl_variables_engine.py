@@ -125,8 +125,8 @@ def test_cores_that_choose_by_their_rank_are_given_every_replica():
     ("given", "functions", "message"),
     [
         ({"quantization": "fp8"}, ("int8",), "quantization='fp8'"),
-        ({"hf_overrides": {"quantization_config": {}}}, ("int8",), "quantization_config of its own"),
-        ({"hf_overrides": lambda config: config}, ("int8",), "give a dictionary"),
+        ({"hf_overrides": {"quantization_config": {}}}, ("int8",), "quantization_config"),
+        ({"hf_overrides": lambda config: config}, ("int8",), "hf_overrides"),
         ({"quantization": "fp8"}, ("fp8",), "quantization='fp8'"),
     ],
 )

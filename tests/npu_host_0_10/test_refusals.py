@@ -94,7 +94,7 @@ def test_experts_that_are_computed_otherwise(attribute, value):
     method, layer = object.__new__(experts.Int8NpuExpertsMethod), nn.Module()
     method.prefix = "experts"
     setattr(layer, attribute, value)
-    with pytest.raises(RefitError, match=r"experts: experts .* cannot be served"):
+    with pytest.raises(RefitError, match=line_naming("experts:")):
         method.create_weights(layer, 4, 64, 64, torch.bfloat16)
 
 

@@ -52,7 +52,7 @@ def test_files_that_are_not_the_indexs_are_named(source, tmp_path):
     index, out = source / "model.safetensors.index.json", tmp_path / "out"
     text, held = index.read_text(), second.read_bytes()
     second.write_bytes(held[:-1000])
-    assert str(second) in refused(source, out, "cut off")
+    refused(source, out, line_naming(second))
     second.write_bytes(held)
     content = json.loads(text)
     del content["weight_map"]["lm_head.weight"]
@@ -64,9 +64,9 @@ def test_files_that_are_not_the_indexs_are_named(source, tmp_path):
     refused(source, out, r"model\.extra\.weight|lm_head\.weight")
     index.write_text(text)
     third.unlink()
-    assert third.name in refused(source, out, "not found")
+    refused(source, out, line_naming(third.name))
     index.unlink()  # one of the files is half a model
-    assert str(third) in refused(source, out, "not found")
+    refused(source, out, line_naming(third))
     assert not (tmp_path / "out.partial").exists()
 
 
@@ -146,20 +146,20 @@ def test_out_is_in_is_in_it_around_it_or_not_empty(source, tmp_path):
             cases.run(source, out, "int8")
     assert {path.name for path in tmp_path.iterdir()} == {"in", "link", "full", "empty"}
     cases.run(source, tmp_path / "empty", "int8")
-    refused(source, tmp_path / "empty", "is not empty")
+    refused(source, tmp_path / "empty", line_naming(tmp_path / "empty"))
 
 
 @pytest.mark.parametrize("scheme", ["int8", "bf16"])
 def test_in_must_be_a_checkpoint(scheme, source, tmp_path):
     config, out = source / "config.json", tmp_path / "out"
-    refused(tmp_path / "nothing", out, "is no folder", scheme)
+    refused(tmp_path / "nothing", out, line_naming(tmp_path / "nothing"), scheme)
     for text in ("{", "[" * 100_000):
         config.write_text(text)
         refused(source, out, "config.json", scheme)
     config.unlink()
     refused(source, out, line_naming("config.json"), scheme)
     norm = cases.write(tmp_path / "norm", {"model.norm.weight": torch.ones(3)}, 1)
-    refused(norm, out, "no linear layer|not quantized", scheme)
+    refused(norm, out, line_naming(norm), scheme)
     (norm / "model.safetensors").rename(norm / "adapter_model.safetensors")
     refused(norm, out, "LoRA", scheme)
 
@@ -211,10 +211,10 @@ def small_disk(tmp_path):
 def test_a_disk_that_is_too_small_or_fills_up_is_named_and_the_same_command_goes_on_when_there_is_room(
     small_disk, source, monkeypatch
 ):
-    refused(source, small_disk, "is a mount point")
+    refused(source, small_disk, line_naming(small_disk))
     other = small_disk / "other"
     other.write_bytes(bytes(7 << 19))
-    refused(source, small_disk / "out", "is too full: [0-9,]+ bytes .*[0-9,]+")
+    refused(source, small_disk / "out", line_naming(small_disk) + ".*: [0-9,]+ bytes .*[0-9,]+")
     assert not list((small_disk / "out.partial").rglob("*.safetensors"))
     monkeypatch.setattr(conversion, "check_room", lambda folder, needed: None)  # others write meanwhile
     with pytest.raises(OSError, match="No space left"):

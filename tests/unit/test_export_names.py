@@ -60,7 +60,7 @@ def test_layers_that_are_alike_are_stored_in_one():
     ]
 
 
-@pytest.mark.parametrize("layers, said", [((0,), "holds layers 0 to 0"), ((), "holds layers none"), ((0, 2), "0 to 2")])
+@pytest.mark.parametrize("layers, said", [((0,), "layers 0 to 0"), ((), "layers none"), ((0, 2), "0 to 2")])
 def test_missing_layers_are_an_error(layers: tuple[int, ...], said: str):
     sizes = {f"decoder.layers.{layer}.mlp.linear_fc2.weight": (4, 6) for layer in layers}
     with pytest.raises(BadCheckpoint, match=said):

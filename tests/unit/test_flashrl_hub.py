@@ -73,4 +73,4 @@ def test_a_config_and_a_profile_come_from_a_repository_and_offline_from_the_cach
     assert resolved("owner/name/rl/hybrid.yaml") == "['int8', 'fp8']\na profile\n"
     for variables in ({}, {"HF_HUB_OFFLINE": "1"}):
         answer = resolved("owner/name/missing.yaml", **variables)
-        assert has_line_naming(answer, "FLASHRL_CONFIG='owner/name/missing.yaml':", "no file owner/name/missing.yaml")
+        assert has_line_naming(answer, "FLASHRL_CONFIG='owner/name/missing.yaml':", "missing.yaml of owner/name")

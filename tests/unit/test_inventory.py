@@ -47,7 +47,7 @@ def test_a_hosts_ssh_goes_before_the_inventorys():
         ({"hosts": [{"address": "a", "devices": 0}]}, "hosts.0.devices: 0 is wrong: … auto"),
         ({"hosts": [{"address": "a", "devices": [1, 1]}]}, "hosts.0.devices: [1, 1] is wrong"),
         ({"hosts": [{"address": "a", "ssh": {"prot": 2}}]}, "hosts.0.ssh.prot: … port?"),
-        ({"hosts": [{"address": "a"}, {"address": "a"}]}, "a is there twice"),
+        ({"hosts": [{"address": "a"}, {"address": "a"}]}, "hosts: a"),
         ({"hosts": [{"address": "127.0.0.1"}, {"address": "a"}]}, "127.0.0.1 … loopback"),
         ({"mounts": ["/a"]}, "mounts.0: '/a' is wrong"),
         ({"mounts": ["/a:/a"]}, "mounts: … image"),
@@ -56,7 +56,7 @@ def test_a_hosts_ssh_goes_before_the_inventorys():
         ({"environment": {"RAY_ADDRESS": "x"}}, "RAY_ADDRESS … another Ray cluster"),
         ({"project": "/"}, "project: "),
         *(
-            ({"hosts": [{"address": one}, {"address": other}]}, f"{other} is there twice")
+            ({"hosts": [{"address": one}, {"address": other}]}, f"hosts: {other}")
             for one, other in (("2001:db8::1", "2001:db8:0:0::1"), ("node1", "NODE1"))
         ),
         *(({"hosts": [{"address": one}, {"address": "a"}]}, f"{one} … loopback") for one in ("127.0.0.2", "localhost")),

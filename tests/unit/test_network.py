@@ -60,9 +60,9 @@ def test_the_nic_that_carries_the_address_is_taken(address: str, nic: str, wire:
 @pytest.mark.parametrize(
     ("address", "nic", "said"),
     [
-        ("192.0.2.99", "auto", "no NIC here carries 192.0.2.99; there is bond0 with 192.0.2.11 and 2001:db8::11, eth1"),
-        ("192.0.2.11", "bond1", "no NIC bond1 … bond0 with 192.0.2.11"),
-        ("192.0.2.11", "eth1", "NIC eth1 does not carry 192.0.2.11: bond0 does. Write nic: bond0, or auto"),
+        ("192.0.2.99", "auto", "192.0.2.99 … bond0 with 192.0.2.11 and 2001:db8::11, eth1"),
+        ("192.0.2.11", "bond1", "NIC bond1 … bond0 with 192.0.2.11"),
+        ("192.0.2.11", "eth1", "NIC eth1 … 192.0.2.11 … nic: bond0, or auto"),
     ],
 )
 def test_what_is_wrong_is_one_line_with_what_there_is(address: str, nic: str, said: str):

@@ -45,7 +45,7 @@ def test_a_host_that_does_not_answer_is_shown_with_words_and_the_reason():
     hosts = [{"address": "node1", "nic": "auto"}, {"address": "2001:db8::2", "nic": "bond0", "devices": list(range(8))}]
     first, second = tree(plan(machines=inventory(hosts=hosts)), silent)["hosts"]
     assert first["silent"] == "ssh: connection refused port 22"
-    assert value_of(first, "GLOO_SOCKET_IFNAME") == "<NIC that carries node1>"
+    assert value_of(first, "GLOO_SOCKET_IFNAME") == "<NIC with address node1>"
     assert value_of(first, "HCCL_IF_IP") == "<address of node1>"
     assert "8" in value_of(first, "ASCEND_VISIBLE_DEVICES")
     assert value_of(first, "ASCEND_RT_VISIBLE_DEVICES") == "0,1,2,3,4,5,6,7"  # the first eight, whatever their numbers

@@ -87,7 +87,7 @@ def test_a_flashrl_profile_of_a_mixture_of_experts_is_refused_by_name(case, tmp_
     rules = known_to_flashrl(case.profile)
     assert case.k3(rules) > 1e-3  # what it would do
     (path,) = save(Profile("int8", rules), tmp_path / "profile.pt")
-    with pytest.raises(BadCheckpoint, match=line_naming("layers.0.post_attention_layernorm.weight:", "no rule")):
+    with pytest.raises(BadCheckpoint, match=line_naming("layers.0.post_attention_layernorm.weight:", "FlashRL's")):
         load(path)
 
 
@@ -134,7 +134,7 @@ def test_a_refit_names_what_a_smoothed_norm_feeds_and_the_profile_does_not_know(
     """What a file alone cannot show: here all of the model's parameters come."""
     smoothing = Smoothing(Profile("int8", {n: r for n, r in case.profile.rules.items() if n != name}), False)
     for weights in (list(case.state.items()), iter(case.state.items())):
-        with pytest.raises(RefitError, match=line_naming(f"{name}:", "no rule")):
+        with pytest.raises(RefitError, match=line_naming(f"{name}:", "ascend-quant profile")):
             list(smoothing.through(weights))
     list(Smoothing(case.profile, False).through(list(case.state.items())))
 

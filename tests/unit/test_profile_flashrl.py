@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_pairs import ALL, Pair, make_pair
+from naming import line_naming
 from safetensors.torch import load_file
 
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
@@ -119,7 +120,7 @@ class Evil:
 def test_a_file_that_carries_code_is_refused_and_not_run(written, tmp_path):
     """A real malicious pickle: loaded the usual way it makes a file."""
     written({"a": Evil(tmp_path / "ran")}, tmp_path / "evil.pt")
-    with pytest.raises(BadCheckpoint, match="carries code"):
+    with pytest.raises(BadCheckpoint, match=line_naming(tmp_path / "evil.pt")):
         load(tmp_path / "evil.pt")
     assert not (tmp_path / "ran").exists()
     torch.load(tmp_path / "evil.pt", weights_only=False) if written is torch.save else pickle.loads(
@@ -134,15 +135,15 @@ ENTRY = {"input_scale": 1.0, "output_scale": torch.ones(2, 1) * 3, "type": torch
 @pytest.mark.parametrize(
     "content, said",
     [
-        ({"a": {"input_scale": 1.0}}, "a: a FlashRL int8 profile has"),
+        ({"a": {"input_scale": 1.0}}, "a: .*input_scale"),
         ({"a": ENTRY | {"input_scale": torch.tensor([1.0, torch.nan])}}, "a: input_scale"),
         ({"a": ENTRY | {"input_scale": 2.0}}, "a: input_scale is 2"),
-        (7, "holds a int"),
-        ([7], "is no name"),
-        ({"a": ENTRY | {"weight_scale": torch.ones(3)}}, "a: weight_scale has 3 .* 2 rows"),
+        (7, r"p\.pt .*\bint\b"),
+        ([7], r"p\.pt: 7\b"),
+        ({"a": ENTRY | {"weight_scale": torch.ones(3)}}, "a: weight_scale .*3 .*2 "),
         ({"a": ENTRY | {"weight_scale": -torch.ones(2)}}, "a: .*scale"),
-        ({"a.up_proj.": ENTRY, "a.down_proj.": ENTRY | {"input_scale": torch.ones(3)}}, "a.up_proj.: .* 3 numbers"),
-        ({"a" * 9000: [[[[[["x" * 9000]]]]]]}, "a FlashRL int8 profile has"),
+        ({"a.up_proj.": ENTRY, "a.down_proj.": ENTRY | {"input_scale": torch.ones(3)}}, "a.up_proj.: .*3 "),
+        ({"a" * 9000: [[[[[["x" * 9000]]]]]]}, "FlashRL int8 profile"),
     ],
 )
 def test_other_content_is_refused(content, said, tmp_path):
@@ -154,7 +155,7 @@ def test_other_content_is_refused(content, said, tmp_path):
 
 def test_missing_files(tmp_path):
     for name in ("p.pt", "p.safetensors", "p"):
-        with pytest.raises(BadCheckpoint, match="no profile at"):
+        with pytest.raises(BadCheckpoint, match=line_naming("ascend-quant profile", tmp_path / "p")):
             load(tmp_path / name)
     (tmp_path / "junk.pt").write_bytes(b"\x80junk")
     with pytest.raises(BadCheckpoint, match=r"junk\.pt"):

@@ -81,7 +81,7 @@ def test_any_flipped_bit_is_seen(shape, dtype, data):
     bits = oracle.as_integers(whole).clone().view(-1)
     where = data.draw(st.integers(0, bits.numel() - 1))
     bits[where] ^= 1 << data.draw(st.integers(0, 8 * bits.element_size() - 2))
-    with pytest.raises(RefitError, match=r"\bw has other values\b"):
+    with pytest.raises(RefitError, match=r"^1 of 1 .*: w has "):
         compare(sent, digests_of({"w": bits.view(dtype).view(shape)}))
 
 
@@ -107,7 +107,7 @@ STEPS = [(1, -2, 1), (1, -1, -1, 1), (1, -1), (1, 1), (-1, 3, -3, 1), (2, 0, -2)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
 def test_other_signs_and_places_are_seen(fault, dtype):
     whole = (tensor((6, 8), torch.float32) * torch.tensor([1, -1] * 4)).to(dtype)
-    with pytest.raises(RefitError, match=r"\bw has other values\b"):
+    with pytest.raises(RefitError, match=r"^1 of 1 .*: w has "):
         compare(digests_of({"w": whole}), digests_of({"w": fault(whole).contiguous()}))
 
 
@@ -162,7 +162,7 @@ def test_any_flipped_signs_are_seen(dtype, places):
 )
 def test_the_same_bits_as_another_dtype_or_shape_are_seen(change):
     for whole in (tensor((6, 4)), torch.zeros(6, 4, dtype=torch.bfloat16)):
-        with pytest.raises(RefitError, match=r"w is \w+ \[.*\], bfloat16 \[6, 4\] was sent"):
+        with pytest.raises(RefitError, match=r"\bw .*\w+ \[.*\].* bfloat16 \[6, 4\]"):
             compare(digests_of({"w": whole}), digests_of({"w": change(whole)}))
 
 
@@ -170,7 +170,7 @@ def test_parts_of_unlike_wholes_are_refused():
     digests = Digests()
     digests.add("w", tensor((2, 4)), 0, 0, (4, 4))
     for other in (tensor((2, 4), torch.float16), tensor((2, 5))):
-        with pytest.raises(RefitError, match="w came as"):
+        with pytest.raises(RefitError, match=r"^w .*bfloat16 \[4, 4\] .*(float16 \[4, 4\]|bfloat16 \[4, 5\])"):
             digests.add("w", other, 2, 0, (4, other.shape[1]))
 
 
@@ -180,7 +180,7 @@ def test_a_part_left_out_or_counted_twice_is_seen_by_its_elements(parts, element
     digests = Digests()
     for start, end in parts:
         digests.add("w", whole[start:end], start, shape=whole.shape)
-    with pytest.raises(RefitError, match=f"w has 10 elements, {elements} were sent"):
+    with pytest.raises(RefitError, match=rf"\bw .*\b10 .*\b{elements}\b"):
         compare(digests.as_dict(), digests_of({"w": whole}))
 
 
@@ -196,14 +196,14 @@ def test_a_message_says_what_is_wrong_with_each_parameter():
         compare(digests_of(weights), digests_of(other))
     text = str(error.value)
     assert has_line_naming(text, "4 of 5 parameters")
-    assert has_line_naming(text, "lost is missing; new was never sent; changed has other values")
-    assert "grown is bfloat16 [3, 3], bfloat16 [2, 3] was sent. " in text
+    assert has_line_naming(text, "lost … new … changed")
+    assert has_line_naming(text, "grown … bfloat16 [3, 3] … bfloat16 [2, 3]")
     assert "kept" not in text
 
 
 def test_a_long_message_shows_the_first_eight():
     sent = {f"w{i}": Digest(i, 1, "torch.int8", ()) for i in range(20)}
-    with pytest.raises(RefitError, match=r"^20 of 20 .*w7 is missing; and 12 more\."):
+    with pytest.raises(RefitError, match=r"^20 of 20 .*\bw7 .*\b12 "):
         compare(sent, {})
 
 
@@ -292,7 +292,7 @@ def test_bytes_that_are_no_digests_are_one_clear_error(bad):
 
 def test_an_older_sender_is_refused_by_its_format():
     older = raw(b'{"format": 2, "digests": {}}')
-    with pytest.raises(RefitError, match=r"sends format 2, the engine's reads 3"):
+    with pytest.raises(RefitError, match=r"format 2\b.*\b3\b"):
         decode(older)
 
 
@@ -335,7 +335,7 @@ def test_a_changed_byte_of_the_message_proves_nothing():
 def test_digests_that_come_twice_are_refused():
     receiving = Receiving()
     receiving.take([(SENT, encode({}))])
-    with pytest.raises(RefitError, match="came twice"):
+    with pytest.raises(RefitError, match=line_naming(SENT)):
         receiving.take([(SENT, encode({}))])
 
 
@@ -380,7 +380,7 @@ def test_digests_are_taken_before_the_next_tensor_is_produced():
 def test_a_sync_without_digests_is_an_error():
     receiving = Receiving()
     receiving.take(list(WEIGHTS.items()))
-    with pytest.raises(RefitError, match=f"{SENT}. never came"):
+    with pytest.raises(RefitError, match=line_naming(SENT, "ascend_quant.transfer.checksums.sending")):
         receiving.prove()
 
 

@@ -188,7 +188,7 @@ def test_experts_lie_as_their_class_says_or_as_their_shapes_show(turned):
     for gated in (True, False):
         experts = OldExperts(turned, gated)
         if not gated:
-            with pytest.raises(ValueError, match=line_naming("OldExperts", "(is_transposed)")):
+            with pytest.raises(ValueError, match=line_naming("OldExperts", "is_transposed")):
                 qat.apply_fake_quantization(experts, "int8")
             experts.is_transposed = turned
         qat.apply_fake_quantization(nn.ModuleDict({"experts": experts}), "int8")

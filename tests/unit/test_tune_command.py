@@ -154,12 +154,12 @@ def test_compiling_may_take_too_long_or_fail(fake, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--shape", "64"), "numbers wanted: n,k or"),
-        (("--shape", "64,x"), "'64,x': numbers above 0"),
-        (("--batch", "16,0"), "'0': numbers above 0"),
-        (("--batch", "9" * 5000), "numbers above 0"),
-        (("--shape", f"64,{'9' * 5000}"), "numbers above 0"),
-        (("--out", "/"), "/: is a folder"),
+        (("--shape", "64"), "'64':"),
+        (("--shape", "64,x"), "'64,x':"),
+        (("--batch", "16,0"), "'0':"),
+        (("--batch", "9" * 5000), "--batch:"),
+        (("--shape", f"64,{'9' * 5000}"), "--shape:"),
+        (("--out", "/"), "--out"),
     ],
 )
 def test_wrong_words_are_status_2(fake, words, said):

@@ -75,22 +75,22 @@ def without(choice, name):
     ("content", "said"),
     [
         *((text, "") for text in ("{", "[" * 100_000, "9" * 5000)),
-        ([], r"the file: \[\] is no object"),
+        ([], r"the file: \[\] "),
         ({"linaer": {}}, "the file: 'linaer' .* linear, experts"),
         ({"linear": {"32": {}}}, "linear.32: '32' is not nxk"),
         ({"linear": {"32x-4": {}}}, "linear.32x-4: '32x-4' is not nxk"),
         ({"linear": {f"32x{'9' * 5000}": {}}}, "linear.32x9"),
         ({"linear": {"32x064": {}}}, "linear.32x064: '32x064' is not nxk"),
         ({"linear": {"32x٣": {}}}, "linear.32x٣"),
-        ({"linear": {"32x64": []}}, r"linear.32x64: \[\] is no object"),
+        ({"linear": {"32x64": []}}, r"linear.32x64: \[\] "),
         ({"linear": {"32x64": {"0": CUTLASS}}}, "linear.32x64.0: '0' is not rows"),
-        ({"linear": {"32x64": {"16": "cutlass"}}}, "linear.32x64.16: 'cutlass' is no object"),
+        ({"linear": {"32x64": {"16": "cutlass"}}}, "linear.32x64.16: 'cutlass' "),
         ({"linear": {"32x64": {"16": {"by": "magic"}}}}, r"linear.32x64.16.by: 'magic' .* cutlass, triton"),
-        ({"linear": {"32x64": {"16": {"by": []}}}}, r"linear.32x64.16.by: \[\] is none of"),
-        ({"linear": {"32x64": {"16": {}}}}, "linear.32x64.16.by: None is none of"),
-        ({"linear": {"32x64": {"16": without(TRITON, "stages")}}}, "linear.32x64.16.stages: None is no int"),
-        ({"linear": {"32x64": {"16": TRITON | {"tma": 1}}}}, "linear.32x64.16.tma: 1 is no bool"),
-        ({"linear": {"32x64": {"16": TRITON | {"warps": True}}}}, "linear.32x64.16.warps: True is no int"),
+        ({"linear": {"32x64": {"16": {"by": []}}}}, r"linear.32x64.16.by: \[\] "),
+        ({"linear": {"32x64": {"16": {}}}}, "linear.32x64.16.by: None "),
+        ({"linear": {"32x64": {"16": without(TRITON, "stages")}}}, "linear.32x64.16.stages: None "),
+        ({"linear": {"32x64": {"16": TRITON | {"tma": 1}}}}, "linear.32x64.16.tma: 1 .*bool"),
+        ({"linear": {"32x64": {"16": TRITON | {"warps": True}}}}, "linear.32x64.16.warps: True .*int"),
         *(
             ({"linear": {"32x64": {"16": TRITON | {name: value}}}}, f"linear.32x64.16.{name}: {value}")
             for name, value in [
@@ -98,8 +98,8 @@ def without(choice, name):
                 *(("stages", 0), ("split_k", 0), ("ahead", -1), ("stages", 10**30)),
             ]
         ),
-        ({"linear": {"32x64": {"16": HOPPER | {"more": 48}}}}, "linear.32x64.16.more: 48 is none of 0, 64"),
-        ({"linear": {"32x64": {"16": CUTLASS | {"tiles": 2}}}}, "linear.32x64.16: 'tiles' is none of"),
+        ({"linear": {"32x64": {"16": HOPPER | {"more": 48}}}}, "linear.32x64.16.more: 48 .*0, 64"),
+        ({"linear": {"32x64": {"16": CUTLASS | {"tiles": 2}}}}, "linear.32x64.16: 'tiles'"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )

@@ -13,7 +13,7 @@ BY_HAND = (
     ByHand(
         "the class of a fake-quantized module",
         "ascend_quant.qat.modules:install",
-        why="parameters and their names stay as they are; forward computes with what the engine will have",
+        why="parameters and their names stay the same; forward computes with the values that the engine will have",
         versions="any",
         off="no fake quantization",
     ),

@@ -67,7 +67,8 @@ def _ignored(
             names.update(held)
         elif meant:
             raise PatternError(
-                f"ignore={list(ignored.patterns)} names {meant} of {held}, which are one layer, {layer.name}"
+                f"ignore={list(ignored.patterns)} matches {meant} of {held}, which the engine fuses into one "
+                f"layer, {layer.name}: ignore all of it or none"
             )
     return names
 

@@ -66,8 +66,8 @@ def _refuse_fused_mlps(models: Sequence[nn.Module]) -> None:
     # the second is what grouped experts of megatron-core 0.18 say of themselves
     if any("TEFusedMLP" in _names_of_classes(one) or getattr(one, "_with_fused_impl", False) for one in modules):
         raise ValueError(
-            "TransformerEngine's fused MLP reads its layers' weights past their forward, which would not be "
-            "fake-quantized: set use_transformer_engine_op_fuser=False"
+            "TransformerEngine's fused MLP reads its layers' weights without calling their forward, so they "
+            "would not be fake-quantized: set use_transformer_engine_op_fuser=False"
         )
 
 
@@ -89,7 +89,7 @@ def _switch_fusions_off(models: Sequence[nn.Module]) -> None:
     for module, fusion in fused:
         setattr(module, fusion, False)
     if fused:
-        logger.warning("%s is switched off in %d fake-quantized layers", fused[0][1], len(fused))
+        logger.warning("%s is disabled in %d fake-quantized layers", fused[0][1], len(fused))
 
 
 def _weights_of(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:

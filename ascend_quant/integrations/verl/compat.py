@@ -12,8 +12,8 @@ logger = logging.getLogger(__name__)
 
 
 def models_of(worker: Any) -> list[Any]:
-    """Return the models that a weight sync is for: verl 0.9.1 has an MTP drafter follow the actor, and a method that
-    names both; commit bcb638649a50 knows the model alone."""
+    """Return the models that a weight sync updates: in verl 0.9.1 the model and its MTP drafter, in commit bcb638649a50
+    only the model."""
     name_all = getattr(worker, "_iter_all_models", None)
     return [worker.model_runner.model] if name_all is None else list(name_all())
 
@@ -30,9 +30,9 @@ def actor_options(actor_class: Any) -> dict[str, Any] | None:
 
 
 def type_for_turns(model_type: str | None, tokenizer: Any) -> str | None:
-    """Return the model type by which verl chooses how the turns of a chat are joined: None, its general way, where the
-    type's own way asks for a token that the tokenizer lacks. Moonlight has DeepSeek-V3's type and Kimi's tokens: each
-    of its prompts would fail. Covers verl 0.9.1, which has no setting for it."""
+    """Return the model type by which verl joins the turns of a chat; None (verl's default) if the type needs a token
+    that the tokenizer lacks. Moonlight has DeepSeek-V3's type and Kimi's tokens, so each of its prompts would fail.
+    Covers verl 0.9.1, which has no setting for it."""
     from verl.utils.tokenizer import continuous_token_wiring as turns
 
     way = turns.get_continuous_token_builder_class(turns.infer_continuous_token_model_family(hf_model_type=model_type))
@@ -41,14 +41,14 @@ def type_for_turns(model_type: str | None, tokenizer: Any) -> str | None:
     try:
         way(tokenizer)
     except ValueError as error:
-        logger.warning("model type %s: %s; turns are joined in verl's general way", model_type, error)
+        logger.warning("model type %s: %s; verl's default tokenization of turns is used", model_type, error)
         return None
     return model_type
 
 
 def fsdp2_shards(engine: Any) -> dict[str, Any] | None:
-    """Return the parameters of verl's training engine by the names that it sends, sharded as FSDP2 keeps them; None
-    where verl does more than gather them: LoRA, its own QAT, FSDP1 and other engines. Covers verl 0.9.1."""
+    """Return the FSDP2 shards of verl's training engine by the names that it sends; None if verl does more than gather
+    them (LoRA, its own QAT, FSDP1 and other engines). Covers verl 0.9.1."""
     from verl.utils.fsdp_utils import fsdp_version
     from verl.utils.model import convert_weight_keys
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
@@ -70,7 +70,7 @@ def is_tied(module: Any) -> bool:
 
 
 def experts_apart(weights: Iterable[NamedTensor], model_type: str) -> list[NamedTensor]:
-    """Split stacks of experts into single experts where verl does so by itself, those that travel as codes too."""
+    """Split stacked experts into single experts if this verl does, also when they are sent pre-quantized."""
     from verl.workers.engine.fsdp.utils import unfuse_moe_params
 
     found: list[NamedTensor] = []
@@ -81,15 +81,15 @@ def experts_apart(weights: Iterable[NamedTensor], model_type: str) -> list[Named
 
 
 async def ask_every_engine(engine: Any, method: str) -> list[list[Any]]:
-    """Call a method on the workers of all data-parallel engines behind a server: vLLM's collective_rpc asks them all,
-    and returns the first engine's answers alone. Covers vLLM 0.23 and 0.28.
+    """Call a method on the workers of all data-parallel engines behind a server: vLLM's collective_rpc calls them all,
+    but returns only the first engine's answers. Covers vLLM 0.23 and 0.28.
 
     Args:
         engine: vLLM's AsyncLLM.
         method: a method of the workers, without arguments.
 
     Returns:
-        Of each engine, each worker's answer.
+        For each engine, the answers of its workers.
     """
     client = engine.engine_core
     if engine.vllm_config.parallel_config.data_parallel_size == 1:

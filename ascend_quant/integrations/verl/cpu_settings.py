@@ -37,7 +37,7 @@ def check(config: Any, reference: bool, starts_ray: bool = False) -> None:
     if starts_ray and ADDRESS not in os.environ and not os.path.exists(CURRENT):
         wanted += _wanted_of_ray(config)
     if wanted:
-        raise CpuSettingsError(f"verl's own settings are for GPUs; on a CPU add {' '.join(wanted)}")
+        raise CpuSettingsError(f"verl's default settings are for GPUs; on a CPU, also set {' '.join(wanted)}")
 
 
 def _wanted(config: Any, reference: bool) -> Iterator[str]:

@@ -114,8 +114,8 @@ BESIDE_TRL = (
     Hook(
         ("verl.utils.import_utils:is_trl_available",),
         with_value_heads_alone,
-        why="where any TRL is installed verl's FSDP engine imports AutoModelForCausalLMWithValueHead from it, which "
-        "TRL 1.16 no longer has, and no training starts",
+        why="if any TRL is installed, verl's FSDP engine imports AutoModelForCausalLMWithValueHead from it; TRL 1.16 "
+        "no longer has this class, and no training starts",
         versions="verl 0.9.1, TRL 1.16",
         off="an environment without TRL",
         optional=True,
@@ -127,8 +127,8 @@ ON_CPU = (
     Hook(
         ("verl.utils.distributed:initialize_global_process_group_ray",),
         with_one_backend,
-        why='verl joins "cpu:gloo" and "<device>:<backend>"; with the cpu platform torch rejects the result for naming '
-        "the cpu twice. The function takes a backend, but verl's workers pass none",
+        why='verl joins "cpu:gloo" and "<device>:<backend>"; with the cpu platform torch rejects the result because it '
+        "names the cpu twice. The function takes a backend, but verl's workers pass none",
         versions="verl 0.9.1, torch 2.13",
         off="VERL_PLATFORM other than cpu",
         fits=takes_a_backend_that_torch_refuses,
@@ -139,8 +139,8 @@ WITH_ROLLOUTS_APART = (
     Hook(
         ("verl.trainer.ppo.v1.trainer_separate_async:logger.info",),
         without_flush,
-        why="without engines on the trainer's devices (hybrid_engine=False) verl's trainer gives its logger an "
-        "argument that no logger has, and cannot start",
+        why="without engines on the trainer's devices (hybrid_engine=False), verl's trainer passes its logger an "
+        "argument that no logger accepts, and does not start",
         versions="verl 0.9.1",
         off=OWN_ENTRY,
         optional=True,
@@ -162,8 +162,8 @@ BY_HAND = (
         "the variable SAGEMAKER_CONTAINER_LOG_LEVEL",
         f"{_HERE}.hooks:keep_warnings",
         why="vLLM's server imports model_hosting_container_standards, which sets the root logger and its handlers to "
-        "ERROR unless a variable names a level: from then on nobody's warnings are seen, those of importance weights "
-        "that leave little of a batch among them",
+        "ERROR unless a variable names a level: from then on no warning is shown, such as the one about importance "
+        "weights that leave little of a batch",
         versions="vLLM 0.23 and 0.28",
         off="LOG_LEVEL or the variable itself",
     ),
@@ -177,30 +177,31 @@ BY_HAND = (
     ByHand(
         "do_not_compile of the engine's compiled modules, for one forward pass",
         f"{_HERE}.receiving.worker:compute_eagerly",
-        why="the probe of an exact run that found a difference records each operation's result, and a compiled model "
-        "calls no module",
+        why="after a mismatch, the probe of an exact run records the result of each operation, and a compiled model "
+        "calls no modules",
         versions="vLLM 0.23 to 0.32",
         off="another `qat` than int8_exact; equal policies",
     ),
     ByHand(
         "an entry of TRAINER_REGISTRY",
         f"{_HERE}.hooks:replace_trainer",
-        why="verl's register_trainer refuses a name that is taken, and the mode's name is also the name of its "
-        "settings, so an extended trainer cannot have another one",
+        why="verl's register_trainer rejects a name that is taken; the mode's name is also the name of its settings, "
+        "so an extended trainer cannot use another one",
         versions="verl 0.9.1",
         off=OWN_ENTRY,
     ),
     ByHand(
         "task runner, trainer and rollouter in the modules of verl's experimental mains",
         f"{_HERE}.hooks:replace_class",
-        why="one_step_off_policy and fully_async_policy create them by these names, and have no register of trainers",
+        why="one_step_off_policy and fully_async_policy create these classes by name and have no registry of trainers",
         versions="verl 0.9.1",
         off="verl's own mains",
     ),
     ByHand(
         "poll_interval of the trainer's replay buffer",
         f"{_HERE}.trainer:RefitTrainer.__init__",
-        why="a trainer in sync mode waits for the last answer, on average half of verl's 2 s too long",
+        why="in sync mode the trainer polls for the last answer, which takes up to verl's 2 s longer than needed, half "
+        "of that on average",
         versions="verl 0.9.1",
         off=OWN_ENTRY,
     ),

@@ -23,7 +23,7 @@ def main(config: Any) -> None:
     validate_config(config, need_reference_policy(config), need_critic(config))
     if not config.trainer.use_v1:
         raise ValueError(
-            "trainer.use_v1=False selects verl's deprecated trainer, which cannot log refits: leave it True"
+            "trainer.use_v1=False selects verl's deprecated trainer, which cannot log refit metrics: set it to True"
         )
     cpu_settings.check(config, need_reference_policy(config), starts_ray=True)
     attention_settings.check(config, need_critic(config))

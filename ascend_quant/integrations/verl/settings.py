@@ -110,7 +110,7 @@ def patches_of(rollout: Any) -> Patches | None:
     """
     where = options_of(rollout).get("base_on", AUTO)
     if where not in (AUTO, HOST, DEVICE):
-        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.base_on={where!r}: give {AUTO}, {HOST} or {DEVICE}")
+        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.base_on={where!r}: choose {AUTO}, {HOST} or {DEVICE}")
     if _asked_to_send(rollout) != DELTA:
         return None
     return Patches(None if where == DEVICE else torch.device("cpu"), where == AUTO)
@@ -131,7 +131,7 @@ def keeps_memory(rollout: Any) -> bool:
     """
     asked = options_of(rollout).get("memory", AUTO)
     if asked not in (AUTO, RELEASE):
-        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.memory={asked!r}: give {AUTO} or {RELEASE}")
+        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.memory={asked!r}: choose {AUTO} or {RELEASE}")
     return asked == AUTO
 
 
@@ -158,7 +158,7 @@ def _asked_to_send(rollout: Any) -> str:
     asked, choices = options_of(rollout).get("send", BF16), (BF16, *SCHEMES_SENT, DELTA)
     if asked not in choices:
         raise RefitError(
-            f"rollout.engine_kwargs.{QUANTIZATION}.send={asked!r} is not served; choose one of: {', '.join(choices)}"
+            f"rollout.engine_kwargs.{QUANTIZATION}.send={asked!r} is not supported; choose one of: {', '.join(choices)}"
         )
     return asked
 
@@ -189,7 +189,7 @@ def flag(rollout: Any, name: str, default: bool) -> bool:
     """Return one of our options that is True or False; raise RefitError on another value, or an unknown option."""
     value = options_of(rollout).get(name, default)
     if not isinstance(value, bool):
-        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.{name}={value!r} is neither True nor False")
+        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.{name}={value!r} must be True or False")
     return value
 
 
@@ -222,18 +222,18 @@ def check_values(config: Any) -> None:
     rollout = config.actor_rollout_ref.rollout
     if rollout.name != "vllm":
         raise RefitError(
-            f"rollout.name={rollout.name} cannot refit: quantization {QUANTIZATION} needs rollout.name=vllm"
+            f"rollout.name={rollout.name} does not support refits: quantization {QUANTIZATION} needs rollout.name=vllm"
         )
     for setting, name in _quantizations(rollout).items():
         if name != QUANTIZATION:
-            raise RefitError(f"{setting}={name}, but another setting asks for {QUANTIZATION}: leave one of them out")
+            raise RefitError(f"{setting}={name}, but another setting selects {QUANTIZATION}: remove one of them")
     if (rollout.get("disaggregation") or {}).get("enabled"):
         raise RefitError(f"rollout.disaggregation is not supported with quantization {QUANTIZATION}: set it to false")
     carrier = (rollout.get("checkpoint_engine") or {}).get("backend")
     if carrier == "delta_sharded":
         raise RefitError(
-            "rollout.checkpoint_engine.backend=delta_sharded patches BF16 weights in place, and there are none with "
-            f"quantization {QUANTIZATION}: choose another backend (naive, nccl, ...)"
+            "rollout.checkpoint_engine.backend=delta_sharded patches BF16 weights in place, which do not "
+            f"exist with quantization {QUANTIZATION}: choose another backend (naive, nccl, ...)"
         )
     proves = wants_proof(rollout)  # raises if it cannot be told
     if (sent := sent_as(rollout)) is not None:
@@ -241,14 +241,15 @@ def check_values(config: Any) -> None:
     share_of_engine(rollout, config.trainer.device)
     if patches_of(rollout) is not None and carrier in (None, NAIVE):
         raise RefitError(
-            f"rollout.engine_kwargs.{QUANTIZATION}.send={DELTA} is for engines on devices elsewhere, and the trainer's "
-            "own devices have them (rollout.checkpoint_engine.backend=naive): leave it out, or set another backend"
+            f"rollout.engine_kwargs.{QUANTIZATION}.send={DELTA} needs disaggregated engines, but the engines "
+            "are colocated with the trainer (rollout.checkpoint_engine.backend=naive): remove it, or set "
+            "another backend"
         )
     form = scales_of_cache(rollout, config.trainer.device)
     if carrier in CASTING and (proves or sent is not None or form is not None):
         raise RefitError(
-            f"rollout.checkpoint_engine.backend={carrier} casts all that it carries to BF16, codes, digests and "
-            "scales of a KV cache too: choose another backend (nccl, nixl)"
+            f"rollout.checkpoint_engine.backend={carrier} casts all tensors to BF16, including quantized "
+            "weights, checksums and KV cache scales: choose another backend (nccl, nixl)"
         )
     if form is not None:
         _check_looked_at(config.actor_rollout_ref.actor.strategy, form)
@@ -262,7 +263,7 @@ def _check_host(model: str) -> None:
         )
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and QUANTIZATION not in allowed.split(","):
-        raise RefitError(f"VLLM_PLUGINS={allowed!r} leaves out {QUANTIZATION}: add it, or unset VLLM_PLUGINS")
+        raise RefitError(f"VLLM_PLUGINS={allowed!r} does not list {QUANTIZATION}: add it, or unset VLLM_PLUGINS")
     model = os.path.expanduser(model)
     if model.startswith(("/", "./", "../")) and not os.path.exists(os.path.join(model, "config.json")):
         raise RefitError(f"actor_rollout_ref.model.path={model} has no config.json: give a model folder")
@@ -274,10 +275,11 @@ def _check_sent(rollout: Any, sent: Scheme) -> None:
     given = engine_options(rollout)
     served = given.get("scheme", Options.scheme)
     if served != sent.name:
-        raise RefitError(f"{option}, but the rollout serves {served}: give both one scheme, or leave send out")
+        raise RefitError(f"{option}, but the rollout serves {served}: use the same scheme for both, or remove send")
     if given.get("profile") is not None:
         raise RefitError(
-            f"{option} with a profile, which smooths weights before they are quantized: leave one of them out"
+            f"{option} does not work with a profile, which has to smooth weights before quantization: remove "
+            "one of them"
         )
 
 
@@ -285,6 +287,6 @@ def _check_looked_at(strategy: str, form: Form) -> None:
     """Raise RefitError unless this trainer's attention can be looked at for the scales of a KV cache."""
     if strategy not in ("fsdp", "fsdp2"):
         raise RefitError(
-            f"actor.strategy={strategy} with an {form.cache} KV cache: its scales can be taken only from transformers' "
-            "attention (fsdp, fsdp2); leave kv_cache at auto"
+            f"actor.strategy={strategy} with an {form.cache} KV cache: its scales can be measured only in "
+            "transformers' attention (fsdp, fsdp2); set kv_cache=auto"
         )

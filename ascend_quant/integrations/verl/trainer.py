@@ -40,7 +40,7 @@ class EndOfStage:
         try:
             return vars(trainer)[self._name]
         except KeyError:
-            raise AttributeError(f"{type(trainer).__name__} has no {self._name} yet") from None
+            raise AttributeError(f"{type(trainer).__name__} has not set {self._name} yet") from None
 
     def __set__(self, trainer: Any, value: Any) -> None:
         vars(trainer)[self._name] = value

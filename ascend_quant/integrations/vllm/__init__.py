@@ -45,7 +45,7 @@ def register() -> None:
         try:
             put_in_place()
         except (ImportError, AttributeError, TypeError) as error:  # what no row of the contract has foreseen
-            logger.exception("ascend_quant is not in place")
+            logger.exception("the vLLM plugin ascend_quant could not be applied")
             problem = f"{type(error).__name__}: {error}"
     if problem is not None:
         refusing.register(problem)

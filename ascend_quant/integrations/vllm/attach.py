@@ -49,16 +49,16 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     """
     parallel = vllm_config.parallel_config
     if parallel.pipeline_parallel_size > 1:
-        raise RefitError(f"pipeline_parallel_size={parallel.pipeline_parallel_size}: ascend_quant serves 1 only")
+        raise RefitError(f"pipeline_parallel_size={parallel.pipeline_parallel_size}: ascend_quant supports only 1")
     transfer = getattr(getattr(vllm_config, "weight_transfer_config", None), "backend", None)
     known = transfer in (None, *TRANSFERS)
     if not known and (contract.problem_of("weight transfer") or compat.is_own_transfer(transfer)):
         raise RefitError(
-            f"weight transfer {transfer}: not known to send weights through model.load_weights, past which they would "
-            f"be written into codes; use {' or '.join(TRANSFERS)}"
+            f"weight transfer {transfer}: not known to load weights through model.load_weights; any other way "
+            f"would write BF16 values into quantized buffers; use {' or '.join(TRANSFERS)}"
         )
     if getattr(vllm_config.model_config, "enable_sleep_mode", False) and (problem := contract.problem_of("sleep")):
-        raise RefitError(f"enable_sleep_mode: a refit could not know when its memory goes: {problem}")
+        raise RefitError(f"enable_sleep_mode: a refit could not tell when its memory is released: {problem}")
     vllm_config.quant_config.make_plain(model)
     if vllm_config.quant_config.options.exact:
         exact.install(model, vllm_config)
@@ -105,8 +105,8 @@ def _smoothing(config, device: torch.device, may_miss: Callable[[str], bool]) ->
     profile, scheme = load(config.options.profile), config.scheme.name
     if profile.scheme != scheme or scheme != "int8":
         raise RefitError(
-            f"profile {config.options.profile} is for scheme {profile.scheme}, the engine's is {scheme}: weights are "
-            "smoothed for int8 alone; make a profile of int8, or leave the option profile out"
+            f"profile {config.options.profile} is for scheme {profile.scheme}, the engine's is {scheme}: "
+            "profiles support only int8; create a profile for int8, or remove the option profile"
         )
     smoothing = Smoothing(profile, config.options.frozen_scales, device, may_miss)
     how = "frozen" if config.options.frozen_scales else "fresh"
@@ -169,7 +169,7 @@ def _may_follow(weights: Sequence[NamedTensor], refit: Refit, unmatched: Unmatch
 
 def _take_compute_logits(model: nn.Module, refit: Refit) -> None:
     if not hasattr(model, "compute_logits"):
-        raise RefitError(f"{type(model).__name__} does not generate text; ascend_quant serves language models")
+        raise RefitError(f"{type(model).__name__} does not generate text; ascend_quant supports only language models")
     original = model.compute_logits
 
     @wraps(original)
@@ -193,7 +193,7 @@ def _take_post_load_pass(model: nn.Module, refit: Refit, dummy: bool) -> None:
         if refit.last_receipt is None and dummy:
             refit.accept_dummy()
         elif refit.last_receipt is None:
-            raise RefitError("no weight came through model.load_weights; load a checkpoint with load_format='auto'")
+            raise RefitError("model.load_weights received no weight; load a checkpoint with load_format='auto'")
         else:
             refit.verify()
 

@@ -22,8 +22,8 @@ def register(layer: nn.Module, name: str, scheme: Scheme, shape: tuple[int, ...]
     """
     if scheme.group and shape[-1] % scheme.group:
         raise RefitError(
-            f"{name}: {shape[-1]} input channels a rank cannot be cut into groups of {scheme.group}; choose int4_g32 "
-            "or another tensor parallel size, or leave the layer out with `ignore`"
+            f"{name}: {shape[-1]} input channels a rank are not divisible into groups of {scheme.group}; "
+            "choose int4_g32 or another tensor parallel size, or keep the layer in BF16 with `ignore`"
         )
     try:
         storage = kernels_for(torch.get_default_device()).storage(scheme, shape)

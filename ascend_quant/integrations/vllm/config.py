@@ -85,7 +85,7 @@ class AscendQuantConfig(QuantizationConfig):
     @classmethod
     def why_no_cache(cls, asked: str) -> str | None:
         """Return why the option kv_cache is not supported on a platform for which vLLM has no such dtype."""
-        return f"it is not served on {current_platform.device_type} by this version"
+        return f"it is not supported on {current_platform.device_type}"
 
     def choose(self, rank: int) -> None:
         """Select the options of data-parallel replica `rank`.
@@ -96,7 +96,7 @@ class AscendQuantConfig(QuantizationConfig):
         self._set(self.options.of_replica(rank))
         feature = f"{self.scheme.name.partition('_')[0]} on NVIDIA"
         if current_platform.is_cuda() and feature in CONTRACT and (problem := problem_of(feature)):
-            raise RefitError(f"scheme {self.scheme.name}: {problem}; choose another scheme, or a vLLM that has it")
+            raise RefitError(f"scheme {self.scheme.name}: {problem}; choose another scheme, or another vLLM version")
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         if drafters.is_building():

@@ -30,7 +30,7 @@ def is_drafter(vllm_config: VllmConfig, model_config: Any) -> bool:
 def building(model_config: Any) -> Iterator[None]:
     """Context in which a drafter is built and `is_building` is true; logs that this model is not quantized."""
     names = ", ".join(getattr(model_config, "architectures", None) or ["a drafter"])
-    logger.info("%s drafts: it keeps its own dtype, and no refit changes what it does not share with the model", names)
+    logger.info("the drafter %s keeps its dtype; refits change only the weights that it shares with the model", names)
     with _building.part():
         yield
 

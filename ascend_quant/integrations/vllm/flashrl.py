@@ -38,7 +38,7 @@ def follow_variables() -> bool:
         logger.warning("%s", line)
     if variables.config is None:
         if wanted := options_of(variables):
-            raise ConfigError(f"{NAMES[next(iter(wanted))]} needs FLASHRL_CONFIG; valid are: {', '.join(FUNCTIONS)}")
+            raise ConfigError(f"{NAMES[next(iter(wanted))]} needs FLASHRL_CONFIG; valid values: {', '.join(FUNCTIONS)}")
         return False
     if "flash_rl" in sys.modules:
         raise ConfigError("FlashRL has patched this process already; run `ascend-quant cleanup`, then start again")
@@ -74,7 +74,9 @@ def configure(arguments: Any, config: Config, variables: Variables) -> None:
     else:
         options = logged_options(config.for_replica(rank), rank, asked)
     if arguments.quantization not in (None, NAME):
-        raise ConfigError(f"{asked}, but the engine is given quantization={arguments.quantization!r}: leave one out")
+        raise ConfigError(
+            f"{asked}, but the engine also has quantization={arguments.quantization!r}: remove one of them"
+        )
     arguments.quantization = NAME
     override(arguments, {"quant_method": NAME, **options, **options_of(variables)}, asked)
 
@@ -97,7 +99,9 @@ def replica_of(arguments: Any, environment: dict[str, str], configs: int) -> int
     if arguments.distributed_executor_backend == "external_launcher":  # FlashRL's: the caller is one of the ranks
         rank = environment.get("RANK")
         if rank is None or not re.fullmatch("[0-9]+", rank):
-            raise ConfigError(f"RANK={rank!r}: with external_launcher and several configs it must number this rank")
+            raise ConfigError(
+                f"RANK={rank!r}: with external_launcher and several configs it must be the index of this rank"
+            )
         return int(rank) // (arguments.tensor_parallel_size * arguments.pipeline_parallel_size)
     return 0
 
@@ -106,7 +110,7 @@ def logged_options(replica: Replica, rank: int, asked: str) -> dict[str, Any]:
     """Return the options of one replica; logs which settings are applied, and which are not."""
     logger.info("%s: replica %d uses fn=%s: %s", asked, rank, replica.fn, replica.function.meaning)
     for line in replica.disregarded():
-        logger.info("not followed: %s", line)
+        logger.info("not applied: %s", line)
     return replica.options()
 
 
@@ -121,7 +125,7 @@ def override(arguments: Any, options: dict[str, Any], asked: str) -> None:
     """Put the plugin's options into `hf_overrides`, where vLLM looks for those of an unknown quantization method."""
     overrides = arguments.hf_overrides or {}
     if callable(overrides):
-        raise ConfigError(f"{asked} does not go with hf_overrides that is a function: give a dictionary")
+        raise ConfigError(f"{asked} does not support an hf_overrides function: use a dictionary")
     if overrides.get("quantization_config", options) != options:  # equal: one set of arguments, for two engines
-        raise ConfigError(f"{asked}, but hf_overrides has a quantization_config of its own: leave one out")
+        raise ConfigError(f"{asked}, but hf_overrides also has a quantization_config: remove one of them")
     arguments.hf_overrides = {**overrides, "quantization_config": options}

@@ -77,7 +77,7 @@ AT_START = (
     Hook(
         ("vllm.model_executor.model_loader.base_loader:initialize_model",),
         attaching,
-        why="nothing tells a plugin of the whole model between its construction and its first load",
+        why="no hook gives a plugin the whole model between its construction and its first load",
         versions="0.10 to 0.32",
         off=ANOTHER,
         everywhere=True,
@@ -85,8 +85,8 @@ AT_START = (
     Hook(
         ("vllm.model_executor.model_loader.reload:initialize_layerwise_reload",),
         reload.opening,
-        why="layerwise reload replaces parameters by meta tensors and buffers shards: a refit takes its place",
-        versions="those that have it; before, reload_weights is a plain load_weights",
+        why="layerwise reload replaces parameters by meta tensors and buffers shards: a refit is done instead",
+        versions="versions that have it; before, reload_weights is a plain load_weights",
         off=ANOTHER,
         optional=True,
         everywhere=True,
@@ -103,7 +103,8 @@ AT_START = (
     Hook(
         ("vllm.model_executor.model_loader.default_loader:DefaultModelLoader.get_all_weights",),
         reload.opened_first,
-        why="reload_weights opens a checkpoint once the reload has begun: a wrong path would end with weights refused",
+        why="reload_weights opens a checkpoint only after the reload has begun: after a wrong path the engine would "
+        "refuse to serve",
         versions="those that have it: 0.10 to 0.32",
         off=ANOTHER,
         optional=True,
@@ -111,14 +112,14 @@ AT_START = (
     Hook(
         (f"{CORE}.__init__",),
         reload_test.reloading,
-        why="nothing calls a plugin once an engine is ready, its graphs captured",
+        why="nothing calls a plugin after an engine is ready and its graphs are captured",
         versions="0.10 to 0.32",
         off="without the option test_reload (FLASHRL_TEST_RELOAD) it does nothing",
     ),
     Hook(
         ("vllm.engine.arg_utils:EngineArgs.create_model_config",),
         kv_cache.configuring,
-        why="the cache's dtype is read before a model is built, and a quantization config is not told of it",
+        why="the cache's dtype is read before a model is built, and a quantization config is not told about it",
         versions="0.10 to 0.32",
         off=f"{ANOTHER}, or the option kv_cache left at auto",
         loaded=True,
@@ -129,9 +130,9 @@ WITH_FLASHRL_VARIABLES = (
     Hook(
         ("vllm.engine.arg_utils:EngineArgs.create_engine_config",),
         flashrl.configuring,
-        why="nothing lets a plugin add to the arguments that an engine starts with",
+        why="no interface lets a plugin add to the arguments that an engine starts with",
         versions="0.10 to 0.32",
-        off="no variable FLASHRL_CONFIG: it is not replaced",
+        off="no variable FLASHRL_CONFIG: then nothing is replaced",
     ),
 )
 
@@ -140,7 +141,8 @@ BEFORE_FIRST_MODEL = (
     Hook(
         ("vllm.model_executor.models.interfaces:SupportsMultiModal._mark_tower_model",),
         towers.marking,
-        why="which layers belong to a tower, and keep their dtype, a model's class says while it builds them",
+        why="a model's class tells only while it builds its layers which of them belong to a tower and keep their "
+        "dtype",
         versions="0.28; without it a tower is quantized, or refused",
         off=ANOTHER,
         optional=True,
@@ -153,8 +155,8 @@ WITH_FIRST_MODEL = (
         Hook(
             targets,
             listening,
-            why="what a model's class leaves out of a checkpoint by design (MTP layers) its own loader alone knows",
-            versions="0.28; not run on others, where a tensor of which nothing is heard is an error",
+            why="only a model's own loader knows which tensors of a checkpoint its class skips by design (MTP layers)",
+            versions="0.28; not run on other versions, where such a tensor is an error",
             off=ANOTHER,
             optional=True,
             loaded=True,
@@ -165,7 +167,8 @@ WITH_FIRST_MODEL = (
     Hook(
         ("vllm.model_executor.layers.fused_moe.routed_experts_capturer:bind_routed_experts_capturer",),
         routed_experts.recording,
-        why="where vLLM's router has no kernel our experts route themselves, which vLLM refuses when it returns routes",
+        why="where vLLM's router has no kernel, our expert layers do the routing, which vLLM does not support when it "
+        "returns routes",
         versions="0.28 on CPUs; 0.23 on GPUs and 0.32 note them in their router",
         off=f"{ANOTHER}, or no enable_return_routed_experts",
         optional=True,
@@ -176,7 +179,7 @@ WITH_FIRST_MODEL = (
         Hook(
             (f"{module}:{worker}.sleep",),
             sleep.reporting_sleep(deepest),
-            why="sleep mode unmaps the residents, level 2 forgets their bytes: the refit must know",
+            why="sleep mode unmaps the weights, and level 2 discards their bytes: the refit must know",
             versions="0.10 to 0.32, vllm-ascend 0.10 to 0.23",
             off=ANOTHER,
             optional=True,
@@ -203,9 +206,10 @@ WITH_FIRST_MODEL = (
             "vllm_ascend.worker.worker:NPUWorker.start_weight_update",
         ),
         reload.reloading,
-        why='weights "in kernel format" would be written past model.load_weights, into codes, by either model runner '
-        "(weight transfers that do so attach.py refuses); and a path that failed would be that of the next reload",
-        versions="workers from 0.23 on, both runners, the function that they share from 0.32 on; vllm-ascend",
+        why='weights "in kernel format" would bypass model.load_weights and be written into quantized buffers, by '
+        "either model runner (attach.py refuses weight transfers that do so); and a path that failed would be used "
+        "by the next reload",
+        versions="workers from 0.23 on, both model runners, the function that they share from 0.32 on; vllm-ascend",
         off=ANOTHER,
         optional=True,
         loaded=True,
@@ -216,9 +220,9 @@ WITH_FIRST_MODEL = (
         Hook(
             tuple(f"{module}:{worker}.{step}" for module, worker in start_up.WORKERS),
             start_up.timed(part),
-            why="how long a start's parts took is told in log lines alone",
+            why="vLLM tells how long the parts of a start took only in log lines",
             versions="0.23 and 0.28; a step that is not there is not timed",
-            off=f"{ANOTHER}: nothing is kept but seconds",
+            off=f"{ANOTHER}; only seconds are recorded",
             optional=True,
             loaded=True,
         )
@@ -230,9 +234,9 @@ WITH_FIRST_RUNNER_ON_CUDA = (  # the second one's own sampler is as fast
     Hook(
         ("vllm.v1.sample.sampler:Sampler.sample",),  # looked up at each call: samplers are made before models
         sampling.drawing_in_one_pass,
-        why="nothing lets a plugin draw the tokens",
-        versions="the first model runner: of all models up to 0.22, of fewer and fewer up to 0.28",
-        off=f"{ANOTHER}, or scheme bf16; requests with top_k, top_p, min_p or greedy ones are vLLM's own",
+        why="no interface lets a plugin draw the tokens",
+        versions="the first model runner, which serves all models up to 0.22 and fewer and fewer up to 0.28",
+        off=f"{ANOTHER}, or scheme bf16; vLLM itself samples requests that are greedy or use top_k, top_p or min_p",
     ),
 )
 
@@ -247,10 +251,10 @@ BY_HAND = (
     *exact.BY_HAND,
     ByHand(
         "the buffers that a worker saved before it slept (_sleep_saved_buffers), and its runner's init_fp8_kv_scales, "
-        "while the cache alone wakes up",
+        "while only the cache wakes up",
         "ascend_quant.integrations.vllm.sleep:_weights_asleep",
-        why="vLLM puts the buffers back and sets the scales of a quantized cache whatever wakes up, and the memory of "
-        "both is the weights', which may still be unmapped",
+        why="vLLM restores the buffers and sets the scales of a quantized cache whichever part wakes up; both are in "
+        "the memory of the weights, which may still be unmapped",
         versions="vLLM 0.23 to 0.28",
         off=ANOTHER,
     ),
@@ -264,7 +268,7 @@ BY_HAND = (
     ByHand(
         "the weight_loader of a quantized parameter",
         "ascend_quant.engine.loading:guard",
-        why="called directly it would cast floats to int8, silently",
+        why="called directly it would silently cast floats to int8",
         versions="0.10 to 0.32",
         off=ANOTHER,
     ),
@@ -278,43 +282,43 @@ BY_HAND = (
     ByHand(
         "process_weights_after_loading of a layer of latent attention",
         "ascend_quant.integrations.vllm.layers.mla:follow",
-        why="what it derives must stay at its addresses, which captured graphs read",
+        why="the tensors that it derives must keep their addresses, which captured graphs read",
         versions="those that have MLAAttention",
         off=ANOTHER,
     ),
     ByHand(
         "process_weights_after_loading of an attention layer with an fp8 KV cache, or C8",
         "ascend_quant.integrations.vllm.kv_cache.scales:follow",
-        why="vLLM's sets the scales of the cache to 1, after every load",
+        why="vLLM's function sets the scales of the cache to 1 after every load",
         versions="0.23 and 0.28, vllm-ascend 0.23",
         off="another KV cache",
     ),
     ByHand(
-        "the conv1d of a gated delta net, where its kernels look for it, on CPUs for which vLLM packs it",
+        "the conv1d of a gated delta net, where its kernels look for it, on CPUs for which vLLM packs its weight",
         "ascend_quant.integrations.vllm.layers.conv:follow",
-        why="these kernels read packed weights, and vLLM's own packing throws the originals away",
+        why="these kernels read packed weights, and vLLM's own packing discards the originals",
         versions="those that have causal_conv1d_weight_pack: 0.28 to 0.32",
         off=ANOTHER,
     ),
     ByHand(
         "the quant_method of a layer that vLLM built unquantized",
         "ascend_quant.integrations.vllm.inventory:make_plain",
-        why="vLLM's own may keep packed copies, which go stale",
+        why="vLLM's own method may keep packed copies, which a refit would not update",
         versions="0.10 to 0.32",
         off=ANOTHER,
     ),
     ByHand(
         "the order of QUANTIZATION_METHODS, on an NPU",
         "ascend_quant.integrations.vllm:come_first",
-        why="vllm-ascend 0.10's own method claims every checkpoint that has a quantization_config",
+        why="vllm-ascend 0.10's own method accepts every checkpoint that has a quantization_config",
         versions="vllm-ascend 0.10 to 0.30",
         off=PLUGINS,
     ),
     ByHand(
         "supported_quantization of the platform, on an NPU",
         "ascend_quant.integrations.vllm:allow",
-        why="a platform that has a list refuses what is not on it",
-        versions="vllm-ascend 0.10; newer vLLMs see to it themselves",
+        why="a platform that lists its methods rejects all others",
+        versions="vllm-ascend 0.10; newer vLLMs add the method themselves",
         off=PLUGINS,
     ),
     ByHand(

@@ -52,11 +52,11 @@ def make_plain(model: nn.Module, plain: Mapping[type, type]) -> None:
             _refuse(name, module, f"it computes with {type(method).__name__}")
         if type(module) is ENCODER_ATTENTION and getattr(module, "fp8_enabled", False):
             _refuse(
-                name, module, "it computes in FP8, with scales that no refit follows; leave mm_encoder_attn_dtype out"
+                name, module, "it computes in FP8 with scales that refits do not update; remove mm_encoder_attn_dtype"
             )
         derives = hasattr(module, "process_weights_after_loading") and type(module) not in DERIVES_NOTHING
         if derives or (type(module) is AttentionLayer and getattr(module, "use_mla", False)):
-            _refuse(name, module, "it derives tensors from its weights after loading, which would go stale")
+            _refuse(name, module, "after loading it derives tensors from its weights, which refits would not update")
 
 
 def layer_names(model: nn.Module) -> Iterator[str]:
@@ -86,7 +86,7 @@ def number_of_experts(layer: nn.Module) -> int:
 
 
 def _refuse(name: str, module: nn.Module, why: str) -> None:
-    raise RefitError(f"layer {name!r} of type {type(module).__name__} cannot be served by ascend_quant: {why}")
+    raise RefitError(f"layer {name!r} of type {type(module).__name__} is not supported: {why}")
 
 
 def residents_of(model: nn.Module) -> dict[str, ResidentWeight]:

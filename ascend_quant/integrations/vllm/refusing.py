@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 def register(problem: str) -> None:
     """Have vLLM refuse our method by `problem`; where it has no place for methods any more, it does so by itself."""
-    logger.warning('quantization="%s" is not served: %s', NAME, problem)
+    logger.warning('quantization="%s" is not supported: %s', NAME, problem)
     try:
         from vllm.model_executor.layers.quantization import register_quantization_config
         from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
@@ -26,9 +26,7 @@ def register(problem: str) -> None:
 
         @classmethod
         def from_config(cls, config: dict[str, Any]) -> QuantizationConfig:
-            raise RefitError(
-                f'quantization="{NAME}" is not served by this vLLM: {problem}. Releases that are: docs/install.md'
-            )
+            raise RefitError(f'quantization="{NAME}" is not supported by this vLLM: {problem}. See docs/install.md')
 
         @staticmethod
         def get_config_filenames() -> list[str]:

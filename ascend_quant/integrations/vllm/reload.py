@@ -52,9 +52,9 @@ def opened_first(original: Callable) -> Callable:
         try:
             first = next(weights)
         except StopIteration:
-            raise RefitError(f"{model_config.model} holds no tensor: nothing has been written") from None
+            raise RefitError(f"{model_config.model} contains no tensor; the weights are unchanged") from None
         except Exception as error:
-            raise RefitError(f"{model_config.model} cannot be opened: {error}: nothing has been written") from error
+            raise RefitError(f"{model_config.model} cannot be opened: {error}; the weights are unchanged") from error
         return chain([first], weights)
 
     return get_all_weights
@@ -90,8 +90,8 @@ def reloading(original: Callable) -> Callable:
         model = asked["model"] if "model" in asked else getattr(asked["self"], "model_runner", asked["self"]).model
         if not asked.get(FORMAT, True) and refit_of_model(model) is not None:
             raise RefitError(
-                f"{original.__name__}({FORMAT}=False) would write past the refit, BF16 values into its codes; send the "
-                f"checkpoint's tensors, with {FORMAT}=True"
+                f"{original.__name__}({FORMAT}=False) would bypass the refit and write BF16 values into "
+                f"quantized buffers; send the checkpoint's tensors, with {FORMAT}=True"
             )
         with _path_kept(getattr(asked.get("self"), "model_config", None)):
             return original(*args, **kwargs)

@@ -36,15 +36,23 @@ def reload_twice(worker) -> None:
     runner = worker.model_runner
     refit: Refit = runner.model.ascend_quant_refit
     if refit.last_receipt is None:
-        raise RefitError("FLASHRL_TEST_RELOAD: this engine started with dummy weights, there is nothing to reload")
+        raise RefitError(
+            "FLASHRL_TEST_RELOAD: the engine started with dummy weights, so there is no checkpoint to reload"
+        )
     fresh = refit.last_receipt.digest
     for number in range(1, RELOADS + 1):
         for resident in refit.residents:
             spoil(resident)
         runner.reload_weights()
         if (found := refit.digest()) != fresh:
-            raise RefitError(f"FLASHRL_TEST_RELOAD: reload {number} gave digest {found}, the fresh load {fresh}")
-    logger.info("FLASHRL_TEST_RELOAD: %d reloads over junk gave the bytes of the fresh load, digest %s", RELOADS, fresh)
+            raise RefitError(
+                f"FLASHRL_TEST_RELOAD: reload {number} gave digest {found}, but the first load gave {fresh}"
+            )
+    logger.info(
+        "FLASHRL_TEST_RELOAD: %d reloads over random bytes gave the same bytes as the first load, digest %s",
+        RELOADS,
+        fresh,
+    )
 
 
 def spoil(resident) -> None:

@@ -27,7 +27,7 @@ def drawing_in_one_pass(original: Callable) -> Callable:
         tokens = _drawn(logits, sampling_metadata.temperature, _noise(logits, sampling_metadata.generators))
         return (tokens, None) if returns_two else tokens
 
-    logger.info("tokens are drawn in one pass over the logits, with vLLM's noise")
+    logger.info("the fused sampler is used: it reads the logits once and draws the same tokens as vLLM's sampler")
     return sample
 
 

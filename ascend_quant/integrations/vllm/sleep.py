@@ -26,7 +26,7 @@ def reporting_sleep(levels: int) -> Callable[[Callable], Callable]:
             refit = refit_of_worker(self)
             if refit is not None and level > levels:
                 raise RefitError(
-                    f"sleep level {level}: this engine loses more than its weights in it; use level {levels}"
+                    f"sleep level {level}: this engine would lose more than its weights; use level {levels}"
                 )
             if refit is not None:
                 refit.falls_asleep(level)

@@ -50,7 +50,7 @@ def check_quantized(model: nn.Module, residents: Mapping[str, ResidentWeight]) -
         if resident.codes and not any(name.startswith(f"{part}.") for part in language):
             stem = ".".join(name.split(".")[: language[0].count(".") + 1])
             raise RefitError(
-                f"{name} is no part of the language model ({', '.join(language)}), which alone is quantized, and "
-                f"{type(model).__name__} builds both together: name it in the option `ignore`, such as "
-                f"'re:{stem}\\..*', so that it keeps its dtype"
+                f"{name} is not part of the language model ({', '.join(language)}), the only part that is "
+                f"quantized, and {type(model).__name__} builds both together: add it to the option `ignore`, "
+                f"such as 're:{stem}\\..*', so that it keeps its dtype"
             )

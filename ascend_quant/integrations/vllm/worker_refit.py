@@ -13,13 +13,13 @@ def refit_of(model: object) -> Refit:
     refit = refit_of_model(model)
     if getattr(model, "ascend_quant_drafts", False):
         raise RefitError(
-            f"{type(model).__name__} is a drafter, whose own weights no refit changes; leave it out of weight syncs "
-            "(verl: actor_rollout_ref.model.mtp.enable_rollout=False)"
+            f"{type(model).__name__} is a drafter, whose weights a refit cannot update; exclude it from "
+            "weight syncs (verl: actor_rollout_ref.model.mtp.enable_rollout=False)"
         )
     if refit is None:
         raise RefitError(
             f"{type(model).__name__} was not built by the ascend_quant plugin; start the engine with "
-            f'quantization="{NAME}" (and check that ascend-quant is installed where the engine runs)'
+            f'quantization="{NAME}", and check that ascend-quant is installed in its environment'
         )
     return refit
 

@@ -82,8 +82,8 @@ def derive(layer: nn.Module, prefix: str) -> None:
     }
     if wrong := sorted((known ^ found) | copies):
         raise RefitError(
-            f"{prefix}: kv_cache=int8: this vllm-ascend derives {', '.join(wrong)} otherwise than 0.23.0.post1, for "
-            "which this was written, so scales would not follow the weights; set kv_cache=auto"
+            f"{prefix}: kv_cache=int8: this vllm-ascend derives {', '.join(wrong)} differently from "
+            "0.23.0.post1, so scales would not follow weight updates; set kv_cache=auto"
         )
 
 
@@ -110,7 +110,10 @@ class C8Buffers:
         self.modules = modules
         kinds = {(layer.num_kv_heads, layer.head_size) for layer in modules.values()}
         if len(kinds) != 1:
-            raise RefitError(f"kv_cache=int8: layers with (heads, size) {sorted(kinds)}; they must be alike: set auto")
+            raise RefitError(
+                f"kv_cache=int8: layers with (heads, size) {sorted(kinds)}; all layers must have the same: set "
+                "kv_cache=auto"
+            )
         (own, size), self._heads = kinds.pop(), heads
         self._own = slice(rank * heads // ranks, rank * heads // ranks + own)
         self.channels = heads * size

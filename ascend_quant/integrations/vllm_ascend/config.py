@@ -56,7 +56,7 @@ class NpuQuantConfig(AscendQuantConfig, AscendConfig):
     def _set(self, options: Options) -> None:
         super()._set(options)
         if self.scheme.codes not in (None, "int8"):
-            raise RefitError(f"scheme {self.scheme.name} is not served on NPUs by this version: use int8 or bf16")
+            raise RefitError(f"scheme {self.scheme.name} is not supported on NPUs: use int8 or bf16")
         if options.kv_cache != "auto" and (why := why_engine_has_none(options.kv_cache)):
             raise RefitError(f"kv_cache={options.kv_cache}: {why}; set kv_cache=auto")
         self.enable_c8_quant = options.kv_cache == "int8"  # read by vllm-ascend's attention and its graphs
@@ -81,8 +81,8 @@ class NpuQuantConfig(AscendQuantConfig, AscendConfig):
     def get_quant_method(self, layer: torch.nn.Module, prefix: str, tid2eid=None) -> QuantizeMethodBase | None:
         if drafters.is_building():
             raise RefitError(
-                f"{prefix}: on NPUs no drafter is served that is built with the model's quantization, as "
-                "MTP layers are; leave speculative_config out"
+                f"{prefix}: drafters that use the model's quantization config (such as MTP layers) are not "
+                "supported on NPUs; remove speculative_config"
             )
         if isinstance(layer, VocabParallelEmbedding):
             return self.embedding()
@@ -92,7 +92,7 @@ class NpuQuantConfig(AscendQuantConfig, AscendConfig):
         if isinstance(layer, EXPERTS_LAYER):
             refuse(prefix, experts=True)
             if not self.quantizes(prefix, number_of_experts(layer)):
-                raise RefitError(f"{prefix}: on NPUs experts are served in int8 only; take them out of `ignore`")
+                raise RefitError(f"{prefix}: on NPUs experts are supported only in int8; remove them from `ignore`")
             return Int8NpuExpertsMethod(layer.moe_config, prefix, tid2eid)
         if self.enable_c8_quant and isinstance(layer, AttentionLayer):
             return c8.C8Method(prefix)

@@ -37,8 +37,8 @@ class Int8NpuExpertsMethod(AscendFusedMoEMethod):
         scheme = Int8ExpertsScheme()
         if moe.moe_parallel_config.ep_size < RANKS_FOR_GRAPHS and scheme.use_aclgraph:
             raise RefitError(
-                f"{prefix}: this vllm-ascend computes int8 experts in ACL graphs only if {RANKS_FOR_GRAPHS} ranks or "
-                "more share them by expert parallelism: set enforce_eager"
+                f"{prefix}: this vllm-ascend supports int8 experts in ACL graphs only with an expert parallel "
+                f"size of at least {RANKS_FOR_GRAPHS}: set enforce_eager"
             )
         super().__init__(scheme, moe, tid2eid)
 
@@ -52,7 +52,7 @@ class Int8NpuExpertsMethod(AscendFusedMoEMethod):
         **extra_weight_attrs,
     ) -> None:
         if params_dtype != torch.bfloat16:
-            raise RefitError(f"{self.prefix}: int8 experts on NPUs compute in bfloat16, not in {params_dtype}")
+            raise RefitError(f"{self.prefix}: int8 experts on NPUs need dtype bfloat16, not {params_dtype}")
         self._refuse_by_layer(layer)
         experts = int(num_experts)  # vllm-ascend 0.10 counts them on the device
         shapes = {
@@ -76,6 +76,6 @@ class Int8NpuExpertsMethod(AscendFusedMoEMethod):
         """Refuse what vllm-ascend 0.10 would silently leave out; vLLM's config of the experts lacks it too."""
         activation = getattr(layer, "activation", "silu")
         if getattr(activation, "value", activation) != "silu":
-            raise RefitError(f"{self.prefix}: experts with activation {activation!r} cannot be served; only 'silu'")
+            raise RefitError(f"{self.prefix}: experts with activation {activation!r} are not supported; only 'silu' is")
         if getattr(layer, "apply_router_weight_on_input", False):
-            raise RefitError(f"{self.prefix}: experts whose routing weights scale their inputs cannot be served")
+            raise RefitError(f"{self.prefix}: experts with routing weights applied to their inputs are not supported")

@@ -7,7 +7,7 @@ HOOKS = (
     Hook(
         ("vllm_ascend.compilation.passes.norm_quant_fusion_pass:AddRMSNormQuantFusionPass.__init__",),
         fused_norm.meeting_default_norms,
-        why="a norm as Qwen has it and the quantization behind it stay two kernels: no pattern meets them",
+        why="Qwen's norm and the quantization after it stay two kernels, as no pattern matches them",
         versions="0.23 and 0.30, on host memory; 0.10 has no such pass",
         off='additional_config={"ascend_compilation_config": {"fuse_norm_quant": false}}; another `quantization`',
         optional=True,

@@ -1,6 +1,6 @@
 """Settings of vllm-ascend that keep copies of weights which a refit would not update: a table of refusals.
 
-Each is looked for in vllm-ascend's own config object, in vLLM's or in environment variables, where the version has it.
+Each is looked up in the config object of vllm-ascend or vLLM, or in environment variables, if the version has it.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,10 @@ class Refusal:
 
     Attributes:
         setting: as a user writes it.
-        seen: whether it is on, of vllm-ascend's config object.
+        seen: a function of vllm-ascend's config object that returns whether the setting is on.
         why: what goes wrong.
         instead: what to do.
-        experts_only: a model without experts may have it.
+        experts_only: whether it is allowed for models without experts.
     """
 
     setting: str
@@ -33,7 +33,7 @@ class Refusal:
 
 
 def held(root: object, path: str, default: object = None) -> object:
-    """Return a nested attribute, or an item where there is a dict; the default where the version lacks it."""
+    """Return a nested attribute, or dict item; the default if the version lacks it."""
     for name in path.split("."):
         root = root.get(name) if isinstance(root, dict) else getattr(root, name, None)
         if root is None:
@@ -57,25 +57,28 @@ def variable(name: str) -> Callable[[object], bool]:
 
 
 def matmul_allreduce(settings: object) -> bool:
-    """Return whether matmul_allreduce is on: 0.23 lets the config overrule the variable; 0.10 has the variable only."""
+    """Return whether matmul_allreduce is on: in 0.23 the config overrides the variable; 0.10 has only the variable."""
     otherwise = variable("VLLM_ASCEND_ENABLE_MATMUL_ALLREDUCE")(settings)
     return bool(held(settings, "enable_matmul_allreduce", otherwise))
 
 
 def moved_experts(settings: object) -> bool:
-    """Return whether experts move (EPLB) by vLLM's own switch: enough since 0.27, with the v2 model runner alone."""
+    """Return whether vLLM's own switch moves experts (EPLB), which suffices since 0.27, only with the v2 model
+    runner."""
     return in_vllm("use_v2_model_runner")(settings) and in_vllm("parallel_config.enable_eplb")(settings)
 
 
 def sleeps_in_nz(settings: object) -> bool:
-    """Return whether weights in FRACTAL_NZ would sleep or be updated: 0.23's config defaults to its variable."""
+    """Return whether sleep or weight transfer is on with weights in FRACTAL_NZ; 0.23's config defaults to its
+    variable."""
     return bool(held(settings, "weight_nz_mode")) and in_vllm(
         "model_config.enable_sleep_mode", "weight_transfer_config"
     )(settings)
 
 
 def shards_further(settings: object) -> bool:
-    """Return whether o_proj, embedding or head are sharded over prefill context ranks, 0.30's default from two on."""
+    """Return whether o_proj, embedding or head are sharded over prefill context ranks (0.30's default for two or
+    more)."""
     of = on("enable_pcp_o_proj_weight_sharding", "enable_pcp_embedding_lmhead_weight_sharding")
     ranks = held(get_current_vllm_config(), "parallel_config.prefill_context_parallel_size", 1)
     return of(settings) and ranks > 1
@@ -91,13 +94,13 @@ REFUSALS = (
     Refusal(
         "xlite_graph_config.enabled",
         on("xlite_graph_config.enabled"),
-        "its graphs are made from transformed weights",
+        "its graphs are compiled from transformed weights",
         "leave it out; ACL graphs are the default",
     ),
     Refusal(
         "enable_matmul_allreduce (VLLM_ASCEND_ENABLE_MATMUL_ALLREDUCE)",
         matmul_allreduce,
-        "it multiplies with row-parallel weights as they were made, past their quantization",
+        "it multiplies with row-parallel weights directly, bypassing their quantization",
         "turn it off",
     ),
     Refusal(
@@ -109,20 +112,20 @@ REFUSALS = (
     Refusal(
         "enable_dsa_cp",
         on("enable_dsa_cp", "vllm_config.additional_config.enable_dsa_cp"),  # since 0.27, before
-        "it keeps halves of wq_b and copies of the output projections",
+        "it keeps halves of wq_b and copies of the output projections, which a refit would not update",
         "leave it out",
     ),
     Refusal(
         "enable_pcp_o_proj_weight_sharding and enable_pcp_embedding_lmhead_weight_sharding",
         shards_further,
-        "they shard weights over the ranks that share a prompt, in a way that refits were not seen with",
+        "they shard weights over the ranks that share a prompt, which has not been tested with refits",
         "set both to false",
     ),
     Refusal(
         "weight_nz_mode (VLLM_ASCEND_ENABLE_NZ)",
         sleeps_in_nz,
-        "with it vllm-ascend refuses to wake up and to take weights from a trainer; the layout of our weights has an "
-        "option of its own, nz",
+        "with it vllm-ascend refuses to wake up and to take weights from a trainer; for the layout of its weights "
+        "ascend-quant has its own option, nz",
         'set additional_config={"weight_nz_mode": 0}, or before vllm-ascend 0.27 VLLM_ASCEND_ENABLE_NZ=0',
     ),
     Refusal(
@@ -138,34 +141,34 @@ REFUSALS = (
     Refusal(
         "load_format=rfork",
         lambda settings: str(held(get_current_vllm_config(), "load_config.load_format", "")) == "rfork",
-        "it takes another engine's weights as they lie, past the quantization",
+        "it copies another engine's weights from memory, bypassing the quantization",
         "use auto",
     ),
     Refusal(
         "enable_fused_mc2=1 (VLLM_ASCEND_ENABLE_FUSED_MC2)",
         lambda settings: held(settings, "enable_fused_mc2") == 1,
-        "it keeps scales in a form of its own, which a refit would not reach",
+        "it keeps scales in its own format, which a refit would not update",
         "set it to 0",
         experts_only=True,
     ),
     Refusal(
         "dynamic_eplb",
         on("eplb_config.dynamic_eplb", "dynamic_eplb"),
-        "it keeps copies of the experts, which a refit would not reach",
+        "it keeps copies of the experts, which a refit would not update",
         "turn it off",
         experts_only=True,
     ),
     Refusal(
         "enable_eplb",
         moved_experts,
-        "it keeps copies of the experts, which a refit would not reach",
+        "it keeps copies of the experts, which a refit would not update",
         "turn it off",
         experts_only=True,
     ),
     Refusal(
         "VLLM_ENABLE_FUSED_EXPERTS_ALLGATHER_EP",
         variable("VLLM_ENABLE_FUSED_EXPERTS_ALLGATHER_EP"),
-        "it wants w2 in FRACTAL_NZ, where this version's other kernels have it plain",
+        "it needs w2 in FRACTAL_NZ, but the other kernels of this version need it in ND",
         "set it to 0",
         experts_only=True,
     ),
@@ -182,4 +185,4 @@ def refuse(prefix: str, experts: bool) -> None:
     settings = get_ascend_config()
     for one in REFUSALS:
         if (experts or not one.experts_only) and one.seen(settings):
-            raise RefitError(f"{prefix}: ascend_quant cannot serve with {one.setting}: {one.why}; {one.instead}")
+            raise RefitError(f"{prefix}: {one.setting} is not supported: {one.why}; {one.instead}")

@@ -73,7 +73,7 @@ def int_mm_is_exact() -> bool:
     x, w = torch.full((2, 64), 127, dtype=torch.int8), torch.full((3, 64), -127, dtype=torch.int8)
     exact = bool((torch._int_mm(x, w.t()) == -127 * 127 * 64).all())
     if not exact:
-        logger.warning("torch._int_mm saturates on this processor: int8 products run in float64, exact but slow")
+        logger.warning("torch._int_mm saturates on this CPU: int8 GEMMs run in float64 (exact but slow)")
     return exact
 
 
@@ -199,7 +199,7 @@ def _served_by(definition: Definition) -> Serving:
     def product(x_MK, codes_NK, scale_NS, bias_N=None) -> torch.Tensor:
         return definition.product(x_MK, codes_NK, scale_NS.view(-1) if per_row else scale_NS, bias_N)
 
-    logger.warning("scheme %s has no CPU kernels: its definition computes, in float64, exact but slow", name)
+    logger.warning("scheme %s has no CPU kernels: its reference implementation is used (float64, exact but slow)", name)
     return Serving(partial(_linear, product), _mixture(product, name), "the scheme's definition, in float64")
 
 

@@ -113,8 +113,8 @@ def _second_swiglu_quant_traces() -> bool:
     except RuntimeError as error:
         reason = str(error).strip().partition("\n")[0]
         logger.warning(
-            "npu_grouped_matmul_swiglu_quant is used, not its second version: the Meta kernel in %s refuses the second "
-            "version's own defaults: %s",
+            "npu_grouped_matmul_swiglu_quant is used instead of its second version: the Meta kernel in %s rejects the "
+            "second version's own defaults: %s",
             installed(),
             reason,
         )
@@ -148,12 +148,12 @@ def check_pair() -> None:
     found, torch_found = torch_npu.__version__, torch.__version__
     if _numbers(found)[:3] != _numbers(torch_found)[:3]:
         wanted = ".".join(map(str, _numbers(found)[:3]))
-        raise WrongPair(f"torch_npu {found} goes with torch {wanted}, not with {torch_found}: install torch=={wanted}")
+        raise WrongPair(f"torch_npu {found} needs torch {wanted}, not {torch_found}: install torch=={wanted}")
     cann, needed = cann_version(), CANN_OF.get(found.partition("+")[0], "")
     if cann and _numbers(cann)[:2] < _numbers(needed)[:2]:
         raise WrongPair(
-            f"torch_npu {found} was released for CANN {needed}, but CANN {cann} is installed: install CANN {needed}, "
-            "or a torch_npu of the installed CANN"
+            f"torch_npu {found} was released for CANN {needed}, but CANN {cann} is installed: install CANN "
+            f"{needed}, or a torch_npu for the installed CANN"
         )
 
 
@@ -164,7 +164,7 @@ def check_dtype(dtype: torch.dtype) -> None:
         ValueError: fp8 and fp4, which came with Ascend 950, on an older one.
     """
     if str(dtype).startswith(A5_DTYPES) and not _is_a5():
-        raise ValueError(f"{dtype} needs Ascend 950 (A5), and this is {_chip()}: choose the scheme int8")
+        raise ValueError(f"{dtype} needs Ascend 950 (A5), but this is {_chip()}: choose the scheme int8")
 
 
 def check_cast(tensor: torch.Tensor, acl_format: int) -> None:
@@ -178,7 +178,7 @@ def check_cast(tensor: torch.Tensor, acl_format: int) -> None:
     if acl_format in A5_FORMATS and not _is_a5():
         name = f"FRACTAL_NZ_{A5_FORMATS[acl_format]}"
         raise ValueError(
-            f"format {acl_format} ({name}) needs Ascend 950 (A5), and this is {_chip()}: use FRACTAL_NZ ({FRACTAL_NZ})"
+            f"format {acl_format} ({name}) needs Ascend 950 (A5), but this is {_chip()}: use FRACTAL_NZ ({FRACTAL_NZ})"
         )
     if acl_format != FRACTAL_NZ or _is_a5():
         return

@@ -101,7 +101,7 @@ def _refitted(seen: Seen, name: str, held: Held, forward: Forward) -> None:
         seen.values[f"{name}: replays apart"] = apart
     seen.values[f"{name}: bytes reserved after one refit and after {REFITS}"] = kept
     seen.holds(kept[1] <= kept[0], f"{name}: {kept[0]} bytes were reserved after a refit, {kept[1]} after {REFITS}")
-    seen.holds(held.where() == before, f"{name}: addresses and formats were {before}, are {held.where()}")
+    seen.holds(held.where() == before, f"{name}: addresses and formats were {before}, and are now {held.where()}")
 
 
 def captured_if_possible(seen: Seen, forward: Forward) -> tuple[Callable[[], None], torch.Tensor | None]:

@@ -70,7 +70,7 @@ def codes(on: On) -> Seen:
             wanted_NK, _ = oracle.quantize_weight(w_NK)
             seen.same(f"{name}, as an operator reads it", plain_KN.transpose(-1, -2), wanted_NK)
             after = storage.codes.data_ptr(), torch_npu.get_npu_format(storage.codes)
-            seen.holds(after == before, f"{name}: address and format were {before}, are {after}")
+            seen.holds(after == before, f"{name}: address and format were {before}, and are now {after}")
     return seen
 
 

@@ -119,6 +119,6 @@ def judged(way: str, found: list[dict[str, Any]], said: list[str]) -> Seen:
     seen = Seen({"way": way, "waits": waits, "on the AI CPU": slow, "us": microseconds, "kernels": found})
     seen.holds(bool(found), "the profiler has seen no kernel")
     if way == FUSED:
-        seen.holds(waits <= WAITS, f"it waits {waits} times for the device, and would do with {WAITS}")
-        seen.holds(not slow, f"on the AI CPU run {', '.join(slow)}")
+        seen.holds(waits <= WAITS, f"it waits for the device {waits} times; {WAITS} would be enough")
+        seen.holds(not slow, f"these operators run on the AI CPU: {', '.join(slow)}")
     return seen

@@ -42,13 +42,13 @@ def run(config: Any, main: ModuleType, task_runner: str, extended: type) -> None
     attention_settings.check(config, need_critic(config))
     if (wanted := qat.wanted(config)) is not None and wanted.ranks is not None:
         raise RefitError(
-            f"{exact_settings.OPTION}: the samples of an asynchronous run come from older weights; use main_ppo"
+            f"{exact_settings.OPTION}: an asynchronous run trains on samples of older weights; use main_ppo"
         )
     if settings.wants_refits(config):
         settings.check(config)
         put(main, task_runner, extended)
     elif wanted is not None:
-        raise RefitError(f"{qat.OPTION} in a run without refits: set rollout.quantization={settings.QUANTIZATION} too")
+        raise RefitError(f"{qat.OPTION} needs refits: set rollout.quantization={settings.QUANTIZATION} too")
     else:
         logger.warning(
             "rollout quantization is not %s: this is verl's own run, without refit metrics", settings.QUANTIZATION

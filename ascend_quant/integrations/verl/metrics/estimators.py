@@ -98,7 +98,7 @@ def _difference(rollout: torch.Tensor, train: torch.Tensor) -> torch.Tensor:
     if rollout.shape != train.shape or rollout.dim() != 1 or not rollout.numel():
         shapes = f"{tuple(rollout.shape)} and {tuple(train.shape)}"
         raise ValueError(
-            f"log-probabilities of shapes {shapes}: give two vectors of the same tokens, at least one token"
+            f"log-probabilities of shapes {shapes}: give two vectors of equal length, with at least one token"
         )
     difference = rollout.detach().cpu().double() - train.detach().cpu().double()
     if bad := int((~difference.isfinite()).sum()):
@@ -108,7 +108,7 @@ def _difference(rollout: torch.Tensor, train: torch.Tensor) -> torch.Tensor:
 
 def _weights(log_ratio: torch.Tensor, threshold: float) -> Weights:
     if not threshold > 0:
-        raise ValueError(f"threshold {threshold}: importance weights are clipped at a number above 0")
+        raise ValueError(f"threshold {threshold}: the clip of importance weights must be a positive number")
     raw = log_ratio.exp()
     weight = raw.clamp(max=threshold)
     return Weights(

@@ -73,6 +73,7 @@ def _check_digests(replicas: dict[int, list[WorkerReport]], quantizations: dict[
                 found = [digests.get(what) for _, digests in reports]
                 if len(set(found)) > 1:
                     raise RefitError(
-                        f"the replicas {alike} serve different {what}: digests {found} at worker {worker} of each. "
-                        "A replica missed a sync, was started otherwise, or its memory is broken: restart the run"
+                        f"the replicas {alike} serve different {what}: digests {found} at worker {worker} of "
+                        "each. A replica missed a sync, was started with other options, or has faulty "
+                        "memory: restart the run"
                     )

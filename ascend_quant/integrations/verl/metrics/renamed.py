@@ -30,4 +30,4 @@ def with_old_names(metrics: dict[str, float]) -> dict[str, float]:
 @functools.cache
 def _tell() -> None:
     renamed = ", ".join(f"refit/{before} is now refit/{now}" for before, now in RENAMED.items())
-    logger.warning("metrics: %s. Both are logged until ascend-quant %s; docs/metrics.md", renamed, GONE_IN)
+    logger.warning("metrics: %s. Both names are logged until ascend-quant %s; see docs/metrics.md", renamed, GONE_IN)

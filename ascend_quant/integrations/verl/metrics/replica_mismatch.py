@@ -29,8 +29,9 @@ def ranks_of(extra_fields: Sequence[Mapping[str, Any]]) -> list[int] | None:
 @functools.cache
 def _log_unattributed() -> None:
     logger.warning(
-        "no mismatch by replica: samples do not tell which one generated them. verl's asynchronous modes, which may "
-        "resume a sample on another replica, drop it from extra_fields, and so do agent loops that make their own"
+        "mismatch per replica is not logged: samples do not name the replica that generated them. verl's "
+        "asynchronous modes, which may resume a sample on another replica, drop it from extra_fields, and so "
+        "do agent loops that make their own"
     )
 
 

@@ -57,7 +57,7 @@ def agree_on_codes(config: Any, replicas: Sequence[Any], workers: Any) -> None:
     found = ray.get([replica.servers[0].refit_takes_codes.remote() for replica in replicas])
     names = agreed(scheme, [worker for of_one in found for worker in of_one])
     workers.send_codes(scheme, names)
-    logger.warning("%d parameters leave as %s codes from the next weight sync on", len(names), scheme.name)
+    logger.warning("from the next weight sync on, %d parameters are sent pre-quantized as %s", len(names), scheme.name)
 
 
 class SyncReports:
@@ -105,14 +105,14 @@ def agreed(scheme: Scheme, workers: Iterable[Answer]) -> frozenset[str]:
     for served, takes, refuses in workers:
         if served != scheme.name:
             raise RefitError(
-                f"send={scheme.name}, but a rollout engine serves {served}: give all replicas the scheme "
-                f"{scheme.name}, or leave send out"
+                f"send={scheme.name}, but a rollout engine serves {served}: set scheme {scheme.name} for all "
+                "replicas, or remove send"
             )
         taken.update(takes)
         refused.update(refuses)
     if not taken - refused:
         raise RefitError(
-            f"send={scheme.name}, but the rollout engines take no weight as codes (experts that move between ranks "
-            "have no lasting place): leave send out"
+            f"send={scheme.name}, but the rollout engines accept no pre-quantized weight (experts that move "
+            "between ranks have no fixed buffer): remove send"
         )
     return frozenset(taken - refused)

@@ -59,12 +59,12 @@ class WatchedSocket:
         if ready:
             raise SenderGone(
                 f"the trainer closed {self._address} after {self.received} messages, before its last bucket: "
-                "look in the trainer's log for its error, or for what killed it"
+                "look for an error in the trainer's log, or for what killed the trainer"
             )
         raise SenderGone(
-            f"no trainer has sent weights to {self._address} within {FIRST_MESSAGE_SECONDS} s: "
-            "it died before the sync, or it names its socket otherwise (by the device; with verl 0.9.1 by "
-            "Ray's job and node and the replica's rank)"
+            f"no trainer has sent weights to {self._address} within {FIRST_MESSAGE_SECONDS} s: it died before "
+            "the sync, or uses another socket name (derived from the device; with verl 0.9.1 by Ray's job "
+            "and node and the replica's rank)"
         )
 
     def send(self, data: bytes) -> None:
@@ -123,7 +123,7 @@ class DrainingReceiver(BucketedWeightReceiver):
         except BufferError:  # the error's traceback holds tensors that lie there
             if error is None:
                 raise
-            logger.warning("the trainer's shared memory stays mapped until the error is dropped: %s", error)
+            logger.warning("the trainer's shared memory stays mapped until the exception is released: %s", error)
 
     def _acknowledge_the_rest(self, socket: WatchedSocket) -> None:
         """Acknowledge the remaining buckets after an error, so that the sender finishes and receives the error."""

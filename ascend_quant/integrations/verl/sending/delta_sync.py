@@ -43,7 +43,7 @@ def asking_for_a_base(original: Callable) -> Callable:
         common = found.pop() if len(found) == 1 else NO_SYNC
         against = common.number if common.sender == own_id() else 0
         if not against and not is_first:
-            logger.warning("the engines have no sync in common: this one is sent whole")
+            logger.warning("delta sync: the engines have no common base; sending all weights")
         is_first = False
         told = []
         for ends in (self.actor_wg, rollout):

@@ -149,7 +149,9 @@ def flat_shards(engine: Any) -> dict[str, torch.Tensor] | None:
 
 @functools.cache  # once
 def tell_of_other_shards(name: str, count: int) -> None:
-    logger.warning("%d parameters, such as %s, are not sharded by rows: verl gathers them one by one", count, name)
+    logger.warning(
+        "%d parameters, such as %s, are not sharded along rows, so verl gathers each of them separately", count, name
+    )
 
 
 def is_gathered_flat(param: torch.Tensor) -> bool:

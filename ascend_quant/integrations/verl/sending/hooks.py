@@ -45,10 +45,10 @@ WITH_KV_SCALES = (
     Hook(
         ("transformers.modeling_utils:AttentionInterface.get_interface",),
         looking,
-        why="q, k and v behind norms and rotation exist inside an attention's forward alone, whichever function it "
-        "calls; scales of the rollout's KV cache are taken of them",
-        versions="transformers 5.9; those that have no such method are refused",
-        off="a kv_cache without such scales; outside a pass that looks it does nothing",
+        why="q, k and v after norms and rotary embedding exist only inside the attention's forward, whichever function "
+        "it calls; the scales of the rollout's KV cache are measured on them",
+        versions="transformers 5.9; versions without this method are refused",
+        off="a kv_cache without static scales; outside a measuring pass it does nothing",
     ),
 )
 
@@ -57,8 +57,8 @@ WHEN_WEIGHTS_LEAVE = (
     Hook(
         ("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender.__init__",),
         with_answered_sockets_of_this_run,
-        why="verl's sender waits for each answer without a deadline; and two runs on one host, each with a Ray of its "
-        "own, send to the same address, where one's engines would get the other's weights",
+        why="verl's sender waits for each answer without a timeout; and two runs on one host, each with its own Ray, "
+        "use the same address, so the engines of one would receive the weights of the other",
         versions="verl 0.9.1 and bcb6386",
         off=OWN_ENTRY,
         optional=True,
@@ -71,8 +71,8 @@ WHEN_WEIGHTS_ARRIVE = (
     Hook(
         ("verl.checkpoint_engine.base:merge_weight_chunks",),
         with_aligned_chunks,
-        why="verl's engines (nccl, which is HCCL's name on NPUs too, and nixl) pack tensors without gaps and view them "
-        "where they lie: float32 scales behind an odd number of bytes cannot be viewed, and the sync fails",
+        why="verl's checkpoint engines (nccl, which on NPUs is HCCL, and nixl) pack tensors without gaps and view them "
+        "in place: float32 scales at an odd byte offset cannot be viewed, and the sync fails",
         versions="verl 0.9.1",
         off=OWN_ENTRY,
         optional=True,
@@ -85,8 +85,8 @@ WHEN_PASSED_ON = (
     Hook(
         ("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:get_torch_device",),
         with_own_stream,
-        why="verl's sender waits for the whole device before it hands over a bucket, and so for the next one, which is "
-        "on its way from the trainer: neither goes on while the other does",
+        why="verl's sender synchronizes the whole device before it hands over a bucket, and so also waits for the next "
+        "bucket, which is still arriving from the trainer: the two do not overlap",
         versions="verl 0.9.1",
         off=OWN_ENTRY,
         optional=True,
@@ -102,10 +102,10 @@ WITH_CACHE_KEPT = (
             "verl.utils.fsdp_utils:get_torch_device",  # where weights go back to the host, which are there
         ),
         with_cache_kept,
-        why="before and after a sync verl gives back what the trainer's allocator has cached, 0.27 of the 0.69 s of a "
-        "7B's sync on two H100s, also where the engine has room beside it, and has no setting for it",
+        why="before and after a sync verl empties the cache of the trainer's allocator, even if the engine has enough "
+        "memory beside it; this takes 0.27 of the 0.69 s of a 7B sync on two H100s, and verl has no setting for it",
         versions="verl 0.9.1",
-        off="memory=release of our options (docs/verl.md)",
+        off="the option memory=release (docs/verl.md)",
         optional=True,
         loaded=True,
     ),
@@ -115,8 +115,8 @@ WITH_PATCHES = (
     Hook(
         ("verl.checkpoint_engine.base:CheckpointEngineManager.build_process_group",),
         asking_for_a_base,
-        why="a patch may be sent only if every engine has the sync that it is made against, which the driver alone can "
-        "know; verl calls this before each sync, and all ends get ready in it",
+        why="a delta may be sent only if every engine has the sync that it is relative to, which only the driver can "
+        "know; verl calls this function before each sync, and all ends prepare in it",
         versions="verl 0.9.1",
         off="another `send` than delta",
     ),
@@ -135,36 +135,37 @@ BY_HAND = (
     ByHand(
         "get_per_tensor_param of the training engine",
         f"{_HERE}.sender:SendingTrainingWorker.__init__",
-        why="digests follow the weights, before any transport",
+        why="checksums are computed from the weights before any transport",
         versions="verl 0.9.1",
         off=OWN_ENTRY,
     ),
     ByHand(
         "to of the training engine",
         f"{_HERE}.sender:SendingTrainingWorker.__init__",
-        why="what leaves is made before an update's weights wait on the host, from where verl brings them back to send",
+        why="the weights to send are prepared before an update moves them to the host, from where verl would bring "
+        "them back",
         versions="verl 0.9.1",
-        off="memory=release of our options (docs/verl.md)",
+        off="the option memory=release (docs/verl.md)",
     ),
     ByHand(
         "resume and update_weights of one rollout adapter, during a sync",
         f"{_HERE}.sync_memory:overlap_wake_up",
-        why="verl waits for the engine's wake-up before it makes the first weights, which needs no engine",
+        why="verl waits for the engine to wake up before it prepares the first weights, which needs no engine",
         versions="verl 0.9.1",
         off=OWN_ENTRY,
     ),
     ByHand(
-        "receive_weights of a checkpoint engine, and what it is asked besides (refit_has)",
+        "receive_weights of a checkpoint engine, and its additional method refit_has",
         f"{_HERE}.delta_sync:receiving",
-        why="what arrives are patches, put together before the engine gets them; verl asks its checkpoint engines by "
-        "the names of methods",
+        why="deltas arrive, which are applied before the engine gets the weights; verl calls its checkpoint engines by "
+        "method names",
         versions="verl 0.9.1",
         off="another `send` than delta",
     ),
     ByHand(
-        "what a checkpoint engine is told besides (refit_against), and its bucket_size",
+        "an additional method of a checkpoint engine, refit_against, and its bucket_size",
         f"{_HERE}.delta_sync:telling",
-        why="the same: a patch is made against the sync that all engines have, and travels in small buckets",
+        why="the same: a delta is relative to the sync that all engines have, and travels in small buckets",
         versions="verl 0.9.1",
         off="another `send` than delta",
     ),

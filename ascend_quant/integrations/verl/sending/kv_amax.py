@@ -96,7 +96,10 @@ class AmaxObserver:
         attentions = {name: module for name, module in attentions.items() if ATTENTION.search(name)}
         rows = [self._seen_by(module).to(device) for module in attentions.values()]
         if not rows:
-            raise RefitError(f"{type(model).__name__} has no layers.N.self_attn: no scales of a KV cache; set auto")
+            raise RefitError(
+                f"{type(model).__name__} has no layers.N.self_attn, so KV cache scales cannot be measured; set "
+                "kv_cache=auto"
+            )
         largest = torch.stack(rows)
         if dist.is_initialized():
             dist.all_reduce(largest, dist.ReduceOp.MAX)
@@ -107,8 +110,9 @@ class AmaxObserver:
         if not seen.all():
             name = list(attentions)[int(seen.logical_not().nonzero()[0])]
             raise RefitError(
-                f"{name}: its attention is not called as transformers calls one, so nobody saw its q, k and v: the "
-                "scales of the KV cache are not known; set kv_cache=auto, or another attn_implementation"
+                f"{name}: its attention does not go through transformers' attention interface, so q, k and v "
+                "were not observed and KV cache scales are unknown; set kv_cache=auto, or another "
+                "attn_implementation"
             )
         scales = scale_of(largest, self.form)
         named = [

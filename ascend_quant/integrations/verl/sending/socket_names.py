@@ -1,8 +1,8 @@
 """Per-run names of the ZMQ sockets that carry weight buckets to the engines of a host.
 
-verl names them by Ray's job id, which is the same in every Ray, and a sender takes over a name that is in use. So of
-two runs on one host, one's engines would get the other's weights, with digests that fit them. No two nodes of Ray have
-one id. An older verl names the socket by the device, and that stays.
+verl derives the names from Ray's job id, which is the same in every Ray cluster, and a sender takes over a name that is
+in use. So with two runs on one host, the engines of one would get the weights of the other, with matching digests.
+Ray's node ids are unique. The names of older verl versions, which are derived from the device, are not changed.
 """
 
 import os
@@ -14,12 +14,12 @@ DIGITS = 16  # of the node's id; with the whole of it, the path would be longer 
 
 
 def name_for_engine() -> None:
-    """Set verl's job id variable to this run's own, for the engine processes that will be started from this one."""
+    """Set verl's job id variable to a value of this run, for the engine processes that this process will start."""
     os.environ[JOB] = _of_this_node(ray.get_runtime_context().get_job_id())
 
 
 def socket_name_for_run(address: str) -> str:
-    """Turn the ZMQ address that verl gives a sender into the one that `name_for_engine` leads to on the same host."""
+    """Return for the ZMQ address of a verl sender the one that results from `name_for_engine` on the same host."""
     if not ray.is_initialized():
         return address
     job = ray.get_runtime_context().get_job_id()

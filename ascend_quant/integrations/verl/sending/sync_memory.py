@@ -1,17 +1,17 @@
 """GPU memory during a sync to colocated engines: what the trainer keeps cached beside the engine's share
 (gpu_memory_utilization), and when the engine wakes up.
 
-verl 0.9.1 does one thing after the other: the trainer gives back what its allocator has cached (0.27 of the 0.69 s of
-a 7B's sync on two H100s), the engine's weights wake up (0.09 s), the first weights are gathered, all leave, the KV
-cache wakes up (0.06 s). Here the engine wakes up while the first weights are gathered, and its cache while the trainer
-goes on (replica.py). And where each device has the engine's whole share of memory free beside what the trainer has
-cached, as a 7B on H200s has, the trainer keeps that for its next step, and makes weights in the meantime: half as many
-as it has cached, or what the engine leaves free.
+verl 0.9.1 does everything in sequence: the trainer's allocator releases its cache (0.27 of the 0.69 s of a 7B sync on
+two H100s), the engine's weights wake up (0.09 s), the first weights are gathered, all weights are sent, and the KV
+cache wakes up (0.06 s). Here the engine wakes up while the first weights are gathered, and its KV cache while the
+trainer continues (replica.py). If each device has the engine's whole share of memory free besides the trainer's cache,
+as with a 7B model on H200s, the trainer keeps its cache for the next step, and prepares weights in advance: up to half
+the size of its cache, or up to what the engine leaves free.
 
-They take memory of their own. verl turns expandable segments off for a sync, since memory in them cannot be shared by
-IPC, and on after it: what a step has cached lies in such segments, in which the allocator then looks for nothing.
+The prepared weights need memory of their own: verl disables expandable segments during a sync, since their memory
+cannot be shared by IPC, so the allocator does not reuse the cache of a step, which is in such segments.
 
-All ranks keep it, or none does: one of them wakes the engine's workers of several devices.
+Either all ranks keep their cache or none does, since one of them wakes the engine's workers on several devices.
 """
 
 import asyncio
@@ -39,11 +39,11 @@ _keeps: ContextVar[bool] = ContextVar("whether the trainer keeps what its alloca
 
 @dataclass(frozen=True)
 class Room:
-    """Memory that is free on every rank's device besides the engine's, so that the trainer's cache may stay.
+    """Memory that is free on every rank's device besides the engine's share, so that the trainer can keep its cache.
 
     Attributes:
-        kept: bytes that this rank's allocator holds and nothing uses.
-        ahead: bytes of weights that each rank may make before its engine is awake, the same on all.
+        kept: unused bytes in the cache of this rank's allocator.
+        ahead: bytes of weights that each rank may prepare before its engine is awake; equal on all ranks.
     """
 
     kept: int
@@ -56,7 +56,7 @@ def find_room(share: float | None) -> Room | None:
     A collective, over the default process group.
 
     Args:
-        share: the most that an engine takes of a device, awake; None if that is not known, or may not be taken so.
+        share: the largest fraction of a device that an awake engine uses; None if unknown or not applicable.
     """
     if share is None:  # which the settings say, to all ranks alike
         return None
@@ -97,7 +97,7 @@ def with_cache_kept(original: Callable) -> Callable:
 
 
 def with_own_stream(original: Callable) -> Callable:
-    """Wrap `get_torch_device`: `synchronize` waits for this thread's current stream alone, not for the whole device."""
+    """Wrap `get_torch_device`: `synchronize` waits only for this thread's current stream, not for the whole device."""
 
     @functools.wraps(original)
     def get_device() -> Any:
@@ -122,7 +122,7 @@ class _Otherwise:
 
 @asynccontextmanager
 async def overlap_wake_up(rollout: Any, room: Room | None) -> AsyncGenerator[None]:
-    """Let an engine wake up while weights are gathered, until the first are to leave; for one sync."""
+    """Let an engine wake up while the first weights are gathered, for one sync."""
     early = _EarlyWakeUp(rollout, room)
     rollout.resume, rollout.update_weights = early.resume, early.update_weights
     try:
@@ -142,7 +142,7 @@ class _EarlyWakeUp:
         self._waking: asyncio.Task | None = None
 
     async def resume(self, tags: Sequence[str]) -> None:
-        """Begin to wake the weights up; or do what was asked."""
+        """Start waking up the weights; other requests are passed on."""
         if list(tags) == [WEIGHTS]:
             self._waking = asyncio.ensure_future(self._resume(tags=tags))
             await asyncio.sleep(0)  # the engine is asked before this thread computes
@@ -150,7 +150,7 @@ class _EarlyWakeUp:
             await self._resume(tags=tags)
 
     async def update_weights(self, weights: Iterable[NamedTensor], *args: Any, **kwargs: Any) -> Any:
-        """Make the first weights, then send all once the engine is awake."""
+        """Prepare the first weights, then send all once the engine is awake."""
         coming = iter(weights)
         try:
             with torch.no_grad():
@@ -160,11 +160,11 @@ class _EarlyWakeUp:
         return await self._update_weights(_all(first, coming), *args, **kwargs)
 
     async def over(self) -> None:
-        """Wait for the wake-up also where an error came before weights were to leave."""
+        """Wait for the wake-up, also after an error before any weights were sent."""
         try:
             await self._awake()
         except Exception as error:
-            logger.error("the engine did not wake up either: %s", error)
+            logger.error("after the failed weight sync, waking up the engine failed too: %s", error)
 
     async def _awake(self) -> None:
         waking, self._waking = self._waking, None

@@ -50,8 +50,9 @@ class AnsweredSocket:
                 )
             if self._monitor in ready and self._was_the_last() and not self._socket.poll(0, can):
                 raise ReceiverGone(
-                    f"the engine's worker closed {self._address} after {self._answers} answers, in the middle of a "
-                    "weight sync: look in the rollout's log for its error, or in the kernel's for what killed it"
+                    f"the engine's worker closed {self._address} after {self._answers} answers, in the middle "
+                    "of a weight sync: look for an error in the rollout's log, or in the kernel log for what "
+                    "killed the worker"
                 )
 
     def _was_the_last(self) -> bool:

@@ -48,7 +48,7 @@ def check(config: Any, critic: bool) -> None:
     if problem := without_kernel(attention, device) or without_exchange(attention, ranks, device):
         raise AttentionError(problem)
     if attention == PACKED and LIBRARY not in _libraries(model):
-        raise AttentionError(f"{NAME_KEY}={PACKED} is unknown to transformers: set {LIBRARY_KEY}={LIBRARY} besides")
+        raise AttentionError(f"{NAME_KEY}={PACKED} is unknown to transformers: also set {LIBRARY_KEY}={LIBRARY}")
     if attention == FLASH and not _has_flash():
         raise AttentionError(
             f"{NAME_KEY}={FLASH} (verl's default) needs the package flash-attn, which is not installed: "
@@ -64,8 +64,8 @@ def without_kernel(attention: str, device: str) -> str | None:
     if device != "npu" or attention in ON_NPUS:
         return None
     return (
-        f"{NAME_KEY}={attention} with trainer.device=npu: {attention} has no kernel there. Leave it out, and with it "
-        f"{LIBRARY_KEY}={LIBRARY}: verl then takes {FLASH}, which transformers has for NPUs"
+        f"{NAME_KEY}={attention} with trainer.device=npu: {attention} has no kernel for NPUs. Remove it and "
+        f"{LIBRARY_KEY}={LIBRARY}: verl then uses {FLASH}, which transformers implements for NPUs"
     )
 
 
@@ -75,9 +75,8 @@ def without_exchange(attention: str, ranks: int, device: str) -> str | None:
         return None
     instead = f"++{NAME_KEY}={FLASH}" if device == "npu" else WHAT_TO_SET
     return (
-        f"{NAME_KEY}={attention} with {ULYSSES}={ranks}: {attention} does not exchange heads, so "
-        "each device would attend to its own part of the sequences alone, and nothing would tell. "
-        f"Set {instead}, or no sequence parallelism"
+        f"{NAME_KEY}={attention} with {ULYSSES}={ranks}: {attention} does not exchange heads, so each device would "
+        f"silently attend only to its own part of the sequences. Set {instead}, or disable sequence parallelism"
     )
 
 
@@ -93,8 +92,9 @@ def _check_model(actor: Any, model: Any) -> None:
         )
     if fused and not getattr(own, "tie_word_embeddings", False):
         raise AttentionError(
-            "actor_rollout_ref.model.use_fused_kernels=True with strategy fsdp2 and a model whose embeddings are not "
-            "tied: verl's kernel would read lm_head's weight while it is sharded. Set use_fused_kernels=False"
+            "actor_rollout_ref.model.use_fused_kernels=True with strategy fsdp2 and a model whose embeddings "
+            "are not tied: verl's fused kernel would read lm_head's weight while it is still sharded. Set "
+            "use_fused_kernels=False"
         )
 
 
@@ -102,8 +102,9 @@ def _check_critic(critic: Any) -> None:
     """Raise if a critic lacks flash-attn: verl loads value heads with flash_attention_2, whatever the settings say."""
     if critic.strategy in ("fsdp", "fsdp2") and not _has_flash():
         raise AttentionError(
-            f"critic.strategy={critic.strategy}: verl loads a critic with {FLASH}, whatever its settings say, and the "
-            "package flash-attn is not installed: install it, or use an estimator without a critic (adv_estimator=grpo)"
+            f"critic.strategy={critic.strategy}: verl always loads a critic with {FLASH}, and the package "
+            "flash-attn is not installed: install it, or use an estimator without a critic "
+            "(adv_estimator=grpo)"
         )
 
 

@@ -15,10 +15,14 @@ EVERY = 50  # steps between two words
 NAME = "rollout_corr/rollout_is_eff_sample_size"
 CUT = "rollout_corr/rollout_is_ratio_fraction_high"
 DO = {
-    "sequence": "weights of sequences lose more the longer the answers are: set rollout_correction.rollout_is (in a "
-    "recipe correction.level) to token",
-    "token": "the two policies are far apart: `ascend-quant mismatch` names the layers to ignore; or train for the "
-    "rollout's scheme (QAT), or generate with a finer one",
+    "sequence": (
+        "sequence weights leave less of the batch the longer the answers are: set "
+        "rollout_correction.rollout_is (in a recipe correction.level) to token"
+    ),
+    "token": (
+        "the two policies are far apart: `ascend-quant mismatch` names the layers to ignore; or train for the "
+        "rollout's scheme (QAT), or generate with a more precise one"
+    ),
 }
 
 
@@ -41,8 +45,8 @@ class EffectiveSample:
         self.silent_until = 0
         if self.level == "sequence" and self.bypass:
             logger.warning(
-                "%s is of micro-batches here, and 1 for a sequence that is alone in one: low values are real, high "
-                "ones need not be. rollout_correction.bypass_mode=false has it of the batch",
+                "%s is computed per micro-batch, and is 1 for a micro-batch of one sequence: trust low "
+                "values, not high ones. Set rollout_correction.bypass_mode=false to compute it over the batch",
                 metric(NAME, True),
             )
 
@@ -51,19 +55,21 @@ class EffectiveSample:
         if self.level is None or step < self.silent_until or (said := self._problem(metrics)) is None:
             return
         self.silent_until = step + EVERY
-        logger.warning("step %d: %s. See docs/mismatch.md; not repeated before step %d", step, said, step + EVERY)
+        logger.warning(
+            "step %d: %s. See docs/mismatch.md; this warning is not repeated before step %d", step, said, step + EVERY
+        )
 
     def _problem(self, metrics: Mapping[str, Any]) -> str | None:
         name, cut = metric(NAME, self.bypass), metric(CUT, self.bypass)
         if name not in metrics:
             return (
-                f"rollout_is={self.level} asks for importance weights, and verl has logged no {name}: it trains "
-                "without. rollout.calculate_log_probs must be True, and bypass mode needs "
+                f"rollout_is={self.level} selects importance weights, but verl has not logged {name}, so it trains "
+                "without them. Set rollout.calculate_log_probs=True; bypass mode also needs "
                 "actor.policy_loss.loss_mode=bypass_mode"
             )
         if (share := float(metrics[name])) >= LEAST:
             return None
         return (
-            f"importance weights leave {share:.2f} of the batch ({name}; at least {LEAST} is wanted), "
-            f"{100 * float(metrics[cut]):.1f} % of them are cut: {DO[self.level]}"
+            f"importance weights leave {share:.2f} of the batch ({name}; it should be at least {LEAST}), "
+            f"{100 * float(metrics[cut]):.1f} % of them are clipped: {DO[self.level]}"
         )

@@ -65,9 +65,9 @@ WITH_OUR_ATTENTION = (
     Hook(
         ("verl.workers.config.model:update_model_config",),
         without_attention,
-        why="verl writes `override_config` onto the model's config, and saves that: with the attention's name in "
-        "config.json only processes that know the name could load the checkpoint. The model has the name from "
-        "elsewhere (`AutoConfig.from_pretrained(attn_implementation=..)`, which transformers does not save)",
+        why="verl writes `override_config` into the model's config and saves it: with the attention's name in "
+        "config.json, only processes that know this name could load the checkpoint. The model gets the name by "
+        "another way (`AutoConfig.from_pretrained(attn_implementation=..)`, which transformers does not save)",
         versions="verl 0.9.1",
         off="another attn_implementation",
     ),
@@ -77,8 +77,8 @@ WITH_EXACT_TEMPERATURE = (
     Hook(
         ("verl.workers.engine.fsdp.transformer_impl:_scale_logits_by_temperature",),
         divided_in_float32,
-        why="verl divides BF16 logits in BF16, vLLM float32 logits in float32: every log-probability of a run with "
-        "another temperature than 1 differs by that rounding (k3 1.2e-4 at 0.8 with all else equal)",
+        why="verl divides BF16 logits in BF16, vLLM divides float32 logits in float32: with another temperature than 1 "
+        "every log-probability differs by this rounding (k3 1.2e-4 at 0.8 with all else equal)",
         versions="verl 0.9.1",
         off=f"{OWN_ENTRY}, or a temperature of 1",
         optional=True,
@@ -95,15 +95,15 @@ BY_HAND = (
     ByHand(
         "cross_entropy_loss and its flag in verl.utils.torch_functional",
         f"{_HERE}.hooks:take_log_probs_in_chunks",
-        why="without flash-attn's cross entropy, or an NPU's, verl takes log-probabilities in a loop over rows",
+        why="without the cross entropy of flash-attn or of NPUs, verl computes log-probabilities in a loop over rows",
         versions="verl 0.9.1",
         off="verl's variable VERL_DISABLE_FLASH_ATTN_CE",
     ),
     ByHand(
-        "cross_entropy_loss in verl.utils.torch_functional, whatever kernel is there",
+        "cross_entropy_loss in verl.utils.torch_functional, whichever kernel it uses",
         f"{_HERE}.hooks:take_log_probs_as_the_engine",
-        why="an exact actor takes log-probabilities as vLLM's sampler does, and verl has no setting for a function of "
-        "one's own",
+        why="an exact actor computes log-probabilities as vLLM's sampler does, and verl has no setting for a custom "
+        "function",
         versions="verl 0.9.1",
         off="another `qat` than int8_exact",
     ),
@@ -118,8 +118,8 @@ BY_HAND = (
     ByHand(
         "initialize of the training engine",
         f"{_HERE}.qat_worker:fake_quantized",
-        why="layers are fake-quantized once the model is built; verl's own hook knows NVFP4 alone",
+        why="layers are fake-quantized once the model is built; verl's own hook supports only NVFP4",
         versions="verl 0.9.1",
-        off="no settings of fake quantization",
+        off="no setting of fake quantization",
     ),
 )

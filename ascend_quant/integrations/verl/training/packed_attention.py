@@ -119,7 +119,7 @@ def exact(
         NotImplementedError: a window, or a model that is not causal.
     """
     if window != (EVERYTHING, 0):
-        raise NotImplementedError(f"{EXACT} has no window={window}: it is causal attention to all tokens before")
+        raise NotImplementedError(f"{EXACT} does not support window={window}, only full causal attention")
     return by_sequence(q_THD, k_THD, v_THD, sequences, scale)
 
 

@@ -58,7 +58,7 @@ def wanted(config: Any) -> FakeQuantization | None:
     """
     asked = _asked(config)
     if exact_settings.is_strict(config.actor_rollout_ref.rollout) and asked != EXACT:
-        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.strict=true is for {exact_settings.OPTION} alone")
+        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.strict=true works only with {exact_settings.OPTION}")
     if asked is None:
         return None
     _check(config, asked)
@@ -67,7 +67,8 @@ def wanted(config: Any) -> FakeQuantization | None:
     scheme, served = asked, _served(config)
     if other := [replica.scheme for replica in served if replica.scheme not in (scheme, "bf16")]:
         raise RefitError(
-            f"{OPTION}: the actor would train for {scheme}, but the rollout serves {other[0]}: give both one scheme"
+            f"{OPTION}: the actor would train for {scheme}, but the rollout serves {other[0]}: use the same "
+            "scheme for both"
         )
     plain = any(replica.scheme == "bf16" for replica in served)
     warning = f"the actor trains with {scheme} fake quantization, but the rollout serves bf16" if plain else ""
@@ -78,7 +79,9 @@ def _exact(config: Any) -> FakeQuantization:
     """Return the settings of an actor that computes the engine's INT8 policy."""
     replicas = _replicas(config) if wants_refits(config) and from_environment(os.environ).config is None else []
     if not replicas:
-        raise RefitError(f"{exact_settings.OPTION} needs rollout.quantization={QUANTIZATION}, and no FLASHRL_CONFIG")
+        raise RefitError(
+            f"{exact_settings.OPTION} needs rollout.quantization={QUANTIZATION}, and FLASHRL_CONFIG must be unset"
+        )
     for replica in replicas:
         exact_settings.check_engine(replica)
     return FakeQuantization(EXACT_SCHEME, ranks=exact_settings.ranks_of(config))
@@ -87,16 +90,18 @@ def _exact(config: Any) -> FakeQuantization:
 def _ignored(served: list[Served], scheme: str) -> tuple[str, ...]:
     ignored = {replica.ignore for replica in served if replica.scheme == scheme} or {()}
     if len(ignored) > 1:
-        raise RefitError(f"{OPTION}={scheme}: replicas with that scheme ignore different layers: give them one list")
+        raise RefitError(
+            f"{OPTION}={scheme}: replicas with this scheme ignore different layers: give them the same list"
+        )
     return ignored.pop()
 
 
 def _asked(config: Any) -> str | None:
     option, variable = options_of(config.actor_rollout_ref.rollout).get("qat"), scheme_of_environment(os.environ)
     if option is not None and option not in (choices := (*SCHEMES, EXACT)):
-        raise RefitError(f"{OPTION}={option}: no fake quantization for this; there is for: {', '.join(choices)}")
+        raise RefitError(f"{OPTION}={option}: not supported; fake quantization supports: {', '.join(choices)}")
     if None not in (option, variable) and option != variable:
-        raise RefitError(f"{OPTION}={option}, but {FLAG} asks for {variable}: leave one of them out")
+        raise RefitError(f"{OPTION}={option}, but {FLAG} selects {variable}: remove one of them")
     return option or variable
 
 
@@ -105,10 +110,12 @@ def _check(config: Any, scheme: str) -> None:
     if actor.strategy not in STRATEGIES:
         raise RefitError(f"{OPTION}={scheme} needs actor.strategy={' or '.join(STRATEGIES)}, not {actor.strategy}")
     if model.get("lora_rank", 0) > 0 or (model.get("lora") or {}).get("rank", 0) > 0:
-        raise RefitError(f"{OPTION}={scheme} with LoRA, which does not train the quantized weights: leave one out")
+        raise RefitError(
+            f"{OPTION}={scheme} does not work with LoRA, which does not train the quantized weights: remove one of them"
+        )
     engine = actor.get("megatron" if actor.strategy == "megatron" else "fsdp_config") or {}
     if any((part.get("qat") or {}).get("enable", False) for part in (actor, engine)):
-        raise RefitError(f"{OPTION}={scheme}, but verl's own qat (NVFP4) is enabled too: leave one of them out")
+        raise RefitError(f"{OPTION}={scheme}, but verl's own qat (NVFP4) is enabled too: disable one of them")
 
 
 def _served(config: Any) -> list[Served]:

@@ -15,8 +15,8 @@ WITH_FIRST_EXACT_MODEL = (
             "vllm.v1.attention.backends.flash_attn:flash_attn_varlen_func",
         ),
         exact_attention.one_part,
-        why="how many parts a sequence's keys are cut into depends on the batch; vLLM's setting is for graphs alone, "
-        "and VLLM_BATCH_INVARIANT replaces much that is exact already",
+        why="the number of splits over a sequence's keys depends on the batch; vLLM's setting applies only to graphs, "
+        "and VLLM_BATCH_INVARIANT replaces much that is already exact",
         versions="0.23 to 0.32",
         off=NOT_EXACT,
         optional=True,
@@ -25,8 +25,8 @@ WITH_FIRST_EXACT_MODEL = (
     Hook(
         ("vllm.v1.worker.gpu.sample.logprob:compute_token_logprobs",),
         exact_log_probs.by_torch,
-        why="the second model runner's kernel takes exponentials and sums of its own, which no trainer has",
-        versions="0.24 to 0.32, of models that the second model runner serves",
+        why="the second model runner's kernel has its own exponentials and order of summation, which no trainer has",
+        versions="0.24 to 0.32, for models that the second model runner serves",
         off=NOT_EXACT,
         optional=True,
         loaded=True,
@@ -35,8 +35,8 @@ WITH_FIRST_EXACT_MODEL = (
     Hook(
         ("vllm.v1.worker.gpu.sample.states:apply_temperature",),
         exact_log_probs.divided_by_torch,
-        why="the same of its division by the temperature, which Triton approximates",
-        versions="0.24 to 0.32, of models that the second model runner serves",
+        why="the same for its division by the temperature, which Triton approximates",
+        versions="0.24 to 0.32, for models that the second model runner serves",
         off=NOT_EXACT,
         optional=True,
         loaded=True,
@@ -61,10 +61,10 @@ WITH_FIRST_EXACT_MODEL = (
 
 BY_HAND = (
     ByHand(
-        "what the forward of a norm, a rotary embedding and SiLU calls in an exact model",
+        "the functions that the forward of a norm, a rotary embedding and SiLU calls in an exact model",
         "ascend_quant.integrations.vllm.exact.install:install",
-        why="they are ops that a trainer has too; classes of ours (CustomOp.register_oot) would serve "
-        "every engine of the process",
+        why="a trainer has the same ops; custom classes (CustomOp.register_oot) would replace those of every engine in "
+        "the process",
         versions="those whose CustomOp has _forward_method: 0.23 to 0.32",
         off="without the option exact",
     ),

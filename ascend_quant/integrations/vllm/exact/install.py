@@ -33,7 +33,7 @@ def install(model: nn.Module, vllm_config: Any) -> None:
     check(vllm_config)
     for name, layer in model.named_modules():
         if reason := _why_not(layer):
-            raise RefitError(f"option exact: {name} ({type(layer).__name__}): {reason}; leave the option out")
+            raise RefitError(f"option exact: {name} ({type(layer).__name__}): {reason}; remove the option")
         if method := METHODS.get(type(layer)):
             layer._forward_method = partial(method, layer)
 
@@ -42,8 +42,8 @@ def check(vllm_config: Any) -> None:
     """Raise RefitError for a device or a setting of the engine that cannot be exact."""
     if not (current_platform.is_cpu() or _is_hopper()):
         raise RefitError(
-            f"option exact: on {current_platform.device_type} attention gives a token the same bits everywhere by "
-            "FlashAttention 3 alone, on Hopper GPUs (H100, H200); leave the option out"
+            f"option exact: on {current_platform.device_type} attention is not batch-invariant; only "
+            "FlashAttention 3 on Hopper GPUs (H100, H200) is; remove the option"
         )
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
     settings = {
@@ -56,11 +56,11 @@ def check(vllm_config: Any) -> None:
     }
     for name, (value, needed) in settings.items():
         if value != needed:
-            raise RefitError(f"option exact: {name} is {value}; only {needed} gives the same bits everywhere")
+            raise RefitError(f"option exact: {name} is {value}; only {needed} is batch-invariant")
     if parallel.tensor_parallel_size > MOST_RANKS:
         raise RefitError(
-            f"option exact: tensor_parallel_size={parallel.tensor_parallel_size}: the order of an all-reduce's sums "
-            f"is fixed for at most {MOST_RANKS} ranks"
+            f"option exact: tensor_parallel_size={parallel.tensor_parallel_size}: an all-reduce has a fixed "
+            f"order of summation only with at most {MOST_RANKS} ranks"
         )
 
 
@@ -71,14 +71,14 @@ def _is_hopper() -> bool:
 def _why_not(layer: nn.Module) -> str | None:
     """Return why a layer cannot be exact; None if it can, or if its parts are checked separately."""
     if isinstance(layer, RotaryEmbedding | RMSNorm | SiluAndMul) and type(layer) not in METHODS:
-        return "its formula is not one that the trainer has"
+        return "the trainer does not implement this formula"
     if type(layer) is RMSNorm and (not layer.has_weight or layer.variance_size_override is not None):
-        return "a norm without a weight, or of a part of its row"
+        return "the norm has no weight, or normalizes only part of its row"
     if type(layer) in ROTATIONS and (layer.rotary_dim != layer.head_size or not layer.is_neox_style):
         return f"rotary_dim={layer.rotary_dim} of {layer.head_size}, is_neox_style={layer.is_neox_style}"
     if isinstance(layer, AttentionLayer):
         if current_platform.is_cuda() and layer.head_size in SPLIT_HEADS:
-            return f"heads of {layer.head_size}: FlashAttention 3 sums decode and prefill in other blocks of keys"
+            return f"heads of {layer.head_size}: FlashAttention 3 sums over other key blocks in decode than in prefill"
         if layer.sliding_window is not None:
             return f"sliding_window={layer.sliding_window}"
     return None

@@ -72,7 +72,7 @@ class FuseQuantization(base_of_passes()):
         text = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
         if text and text not in _told:  # a line for each kind of graph: most of a model's are alike
             _told.add(text)
-            logger.info("how a graph's activations are quantized, by kernels: %s", text)
+            logger.info("kernels that quantize the activations of the graph: %s", text)
 
     def uuid(self) -> str:
         """Return the hash that identifies this pass in compile caches."""
@@ -103,7 +103,7 @@ def _fuse(graph: fx.Graph, quantize: fx.Node) -> torch._ops.OpOverload | None:
             match = Match(fused.traced, value)
             if match.found and _replace(graph, quantize, fused, match):
                 return fused.op
-    logger.debug("quantized alone: %s", value.format_node())
+    logger.debug("activations quantized by a separate kernel: %s", value.format_node())
     return None
 
 
@@ -137,7 +137,9 @@ def _fusions(key: tuple, columns: int, dtype: torch.dtype) -> list[Fused]:
     try:
         return _traced(key, columns, dtype)
     except Exception as error:  # a vLLM to come; what cannot be traced is not fused
-        logger.warning("%s cannot be traced, its results are quantized alone: %s", key[0].__name__, error)
+        logger.warning(
+            "%s cannot be traced, so its results are quantized by a separate kernel: %s", key[0].__name__, error
+        )
         return []
 
 

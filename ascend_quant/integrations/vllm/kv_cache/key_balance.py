@@ -32,12 +32,12 @@ def follow(model: nn.Module, vllm_config: VllmConfig, residents: Mapping[str, Re
         if why := why_unknown(kind):
             raise _Otherwise(why)
         if not compat.begins_anew():
-            raise _Otherwise("this vLLM cannot compute anew what is in flight when factors change")
+            raise _Otherwise("this vLLM cannot recompute running requests when factors change")
         found = [_attention(name, model, residents) for name in _names(model)]
     except _Otherwise as why:
-        logger.warning("the keys' channels are not balanced for the int8 KV cache: %s", why)
+        logger.warning("SmoothAttention is not applied to the keys of the int8 KV cache: %s", why)
         return KeyBalance([], str(why))
-    logger.info("the keys' channels are balanced for the int8 KV cache, in %d attentions", len(found))
+    logger.info("SmoothAttention is applied to the keys of the int8 KV cache in %d attention layers", len(found))
     return KeyBalance(found)
 
 
@@ -53,16 +53,16 @@ def _attention(name: str, model: nn.Module, residents: Mapping[str, ResidentWeig
     layer, block = model.get_submodule(name), name.rpartition(".")[0]
     rotation, head = getattr(layer, "rotary_emb", None), layer.attn.head_size
     if not getattr(rotation, "is_neox_style", False) or rotation.rotary_dim != head:
-        raise _Otherwise(f"{name} does not rotate channel i of {head} with channel i + {head // 2}")
+        raise _Otherwise(f"{name} does not rotate channels i and i + {head // 2} of {head} as a pair")
     wanted = f"{block}.input_layernorm.weight", f"{name}.qkv_proj.weight"
     if missing := [one for one in wanted if one not in residents]:
         raise _Otherwise(f"{name} has no {missing[0]}")
     norm, qkv = (residents[one] for one in wanted)
     if not is_served(qkv):
-        raise _Otherwise(f"rows of {qkv.name} share scales, or are not kept as rows")
+        raise _Otherwise(f"rows of {qkv.name} share scales, or are not stored as rows")
     bias, q_norm, k_norm = (
         residents.get(f"{name}.{leaf}") for leaf in ("qkv_proj.bias", "q_norm.weight", "k_norm.weight")
     )
     if [one.row_count for one in (q_norm, k_norm) if one is not None] not in ([], [head, head]):
-        raise _Otherwise(f"the norms of {name}'s queries and keys are not those of single heads")
+        raise _Otherwise(f"the query and key norms of {name} are not per head")
     return Attention(name, norm, qkv, bias, q_norm, k_norm, layer.attn.num_heads, layer.attn.num_kv_heads, head)

@@ -72,11 +72,13 @@ def configure(arguments: Any, asked: str) -> None:
     check_engine(asked)
     given, dtype = arguments.kv_cache_dtype, _dtype(asked)
     if given not in ("auto", dtype, *(SAME[asked] if _is_dtype() else ())):
-        raise KvCacheError(f"option kv_cache={asked}, but the engine is given kv_cache_dtype={given!r}: leave one out")
+        raise KvCacheError(
+            f"option kv_cache={asked}, but the engine also has kv_cache_dtype={given!r}: remove one of them"
+        )
     if dtype is None:
         return
     if asked == "int8" and _is_dtype() and (reason := choose(arguments)):
-        raise KvCacheError(f"option kv_cache=int8: {reason}; leave it at auto")
+        raise KvCacheError(f"option kv_cache=int8: {reason}; set kv_cache=auto")
     arguments.kv_cache_dtype = dtype
     logger.info("kv_cache %s: vLLM's %s", asked, dtype)
 
@@ -96,7 +98,7 @@ def _is_dtype() -> bool:
 def check_engine(asked: str) -> None:
     """Raise KvCacheError unless this vLLM supports the cache on this device."""
     if reason := problem_of_engine(asked):
-        raise KvCacheError(f"option kv_cache={asked}: {reason}; leave it at auto")
+        raise KvCacheError(f"option kv_cache={asked}: {reason}; set kv_cache=auto")
 
 
 def problem_of_engine(asked: str) -> str | None:
@@ -104,31 +106,36 @@ def problem_of_engine(asked: str) -> str | None:
     if not _is_dtype():
         return get_quantization_config(NAME).why_no_cache(asked)
     if DTYPES[asked] not in compat.cache_dtypes():
-        return f"this vLLM has no cache of {DTYPES[asked]}"
+        return f"this vLLM has no KV cache dtype {DTYPES[asked]}"
     if current_platform.is_cpu():
         return no_cache_on_cpus(asked)
     if problem := contract.problem_of("kv_cache fp8" if asked == "fp8" else "kv_cache int8 on NVIDIA"):
         return problem
     if asked == "fp8" and not current_platform.has_device_capability(FP8_CAPABILITY):
-        return "GPUs before compute capability 8.9 (A100) have no FP8; int8 is served there"
+        return "GPUs before compute capability 8.9 (such as A100) do not support FP8, only kv_cache=int8"
     if asked == "int8" and os.environ.get("VLLM_KV_CACHE_LAYOUT", "NHD") != "NHD":
-        return f"VLLM_KV_CACHE_LAYOUT={os.environ['VLLM_KV_CACHE_LAYOUT']}: vLLM misplaces its scales in any but NHD"
+        return (
+            f"VLLM_KV_CACHE_LAYOUT={os.environ['VLLM_KV_CACHE_LAYOUT']}: vLLM misplaces the scales in any other "
+            "layout than NHD"
+        )
     return None
 
 
 def check_model(asked: str, model_config: Any) -> None:
     """Raise KvCacheError unless the model supports the cache."""
     if reason := problem_of_model(asked, model_config):
-        raise KvCacheError(f"option kv_cache={asked}: {reason}; leave it at auto")
+        raise KvCacheError(f"option kv_cache={asked}: {reason}; set kv_cache=auto")
 
 
 def problem_of_model(asked: str, model_config: Any) -> str | None:
     """Return why the model does not support the cache (MLA, hybrid, unequal layers); None if it does."""
     if model_config.use_mla:
-        return "latent attention (MLA) keeps no keys and values of heads"
+        return "latent attention (MLA) has no keys and values per head"
     if model_config.is_hybrid or model_config.is_attention_free:
-        return "models with other layers than attention (hybrid) have pages of several sizes"
+        return "hybrid models (with other layers than attention) have cache pages of different sizes"
     kinds = sorted(set(getattr(model_config.hf_text_config, "layer_types", None) or ()))
     if len(kinds) > 1 and asked == "int8" and _is_dtype():
-        return f"the layers are unequal ({', '.join(kinds)}); vLLM misplaces its scales where pages differ"
+        return (
+            f"the layers differ in their KV cache ({', '.join(kinds)}); vLLM misplaces the scales if page sizes differ"
+        )
     return None

@@ -33,7 +33,7 @@ def follow(model: nn.Module, vllm_config: VllmConfig) -> KvScales | None:
     """
     asked = vllm_config.cache_config.cache_dtype
     if asked in OTHER_STATIC:
-        raise RefitError(f"kv_cache_dtype={asked}: its scales would not follow the weights; set fp8")
+        raise RefitError(f"kv_cache_dtype={asked}: its scales would not follow weight updates; set fp8")
     buffers = Buffers(attentions(model, _is_static)) if asked in STATIC else vllm_config.quant_config.buffers_of(model)
     if buffers is None:
         return None
@@ -57,24 +57,35 @@ def _is_static(module: nn.Module) -> bool:
 
 def _check(model: nn.Module, vllm_config: VllmConfig, layers: Mapping[str, nn.Module], cache: str) -> None:
     if compat.MLA_LAYER is not None and any(isinstance(module, compat.MLA_LAYER) for module in model.modules()):
-        raise RefitError(f"{cache} with latent attention (MLA): its scales would not follow the weights; set auto")
+        raise RefitError(
+            f"{cache} with latent attention (MLA): its scales would not follow weight updates; set kv_cache=auto"
+        )
     if vllm_config.quant_config.options.profile is not None:
-        raise RefitError(f"{cache} with a profile, which may make v others than a trainer sees: leave the profile out")
+        raise RefitError(
+            f"{cache} does not work with a profile, which may scale v differently from the trainer: remove the profile"
+        )
     if getattr(vllm_config, "speculative_config", None) is not None:
         raise RefitError(
-            f"{cache} with speculative decoding: a drafter's scales would not follow the weights; set auto"
+            f"{cache} does not work with speculative decoding: a drafter's scales would not follow weight "
+            "updates; set kv_cache=auto"
         )
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
-        raise RefitError("calculate_kv_scales takes the scales of one batch, for good: leave it out, they follow syncs")
+        raise RefitError(
+            "calculate_kv_scales freezes the scales of the first batch: remove it, weight syncs update the scales"
+        )
     if not compat.begins_anew():
-        raise RefitError(f"{cache}: this vLLM cannot compute anew what is in flight when scales change; set auto")
+        raise RefitError(f"{cache}: this vLLM cannot recompute running requests when scales change; set kv_cache=auto")
     for name, layer in layers.items():
         if getattr(layer, "kv_sharing_target_layer_name", None) is not None:
-            raise RefitError(f"{cache}: {name} reads the cache of {layer.kv_sharing_target_layer_name}; set auto")
+            raise RefitError(
+                f"{cache}: {name} shares the cache of {layer.kv_sharing_target_layer_name}, which is not "
+                "supported; set kv_cache=auto"
+            )
         backend = layer.get_attn_backend().get_name()
         if backend in READS_HOST_ONCE:
             raise RefitError(
-                f"{cache} with backend {backend}: it keeps the first scales; set attention_backend=FLASH_ATTN"
+                f"{cache} with backend {backend}: this backend does not update its scales; set "
+                "attention_backend=FLASH_ATTN"
             )
 
 

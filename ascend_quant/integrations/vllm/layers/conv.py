@@ -40,7 +40,7 @@ def _packed(name: str, layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | 
         packed = convolution_as_read(weight)
     except RuntimeError as error:
         raise RefitError(
-            f"{name}.conv1d.weight of shape {tuple(weight.shape)}: vLLM cannot pack it for this processor: {error}"
+            f"{name}.conv1d.weight of shape {tuple(weight.shape)}: vLLM cannot pack this weight for this CPU: {error}"
         ) from error
     if packed.shape == weight.shape:
         return None

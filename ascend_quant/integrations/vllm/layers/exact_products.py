@@ -29,7 +29,7 @@ def attention(
         NotImplementedError: a device without an exact engine.
     """
     if (device := q_THD.device.type) not in ATTENTION:
-        raise NotImplementedError(f"an exact trainer computes attention on {' or '.join(ATTENTION)}, not on {device}")
+        raise NotImplementedError(f"exact training supports attention on {' or '.join(ATTENTION)}, not on {device}")
     return ATTENTION[device](q_THD, k_THD, v_THD, sequences, scale)
 
 
@@ -126,7 +126,7 @@ def cuda_attention(
 
     if not is_fa_version_supported(3) or q_THD.shape[-1] in SPLIT_HEADS:
         raise RuntimeError(
-            f"an exact trainer computes attention by FlashAttention 3 (Hopper GPUs), with heads of 128; not heads of "
+            "exact training needs FlashAttention 3 (Hopper GPUs) and a head size of 128, not head size "
             f"{q_THD.shape[-1]} on {torch.cuda.get_device_name(q_THD.device)}"
         )
     offsets, longest = sequences.offsets, max(sequences.lengths)

@@ -47,7 +47,10 @@ def _in_place(layer: nn.Module) -> Callable[[torch.dtype], None]:
         original(act_dtype)
         others = [name for name in set(vars(layer)) - known - set(DERIVED) if torch.is_tensor(vars(layer)[name])]
         if others or not hasattr(layer, DERIVED[0]):
-            raise RefitError(f"{layer.layer_name}: this vLLM derives {others or 'nothing known'} from kv_b_proj")
+            raise RefitError(
+                f"{layer.layer_name}: this vLLM derives {others or 'nothing known'} from kv_b_proj, which "
+                "refits do not support; see docs/install.md for versions that work"
+            )
         for name, old in before.items():
             old.copy_(getattr(layer, name))
             setattr(layer, name, old)

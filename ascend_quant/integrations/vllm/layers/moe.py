@@ -41,7 +41,7 @@ class ExpertsMethod(ExpertsMethodBase):
         **extra_weight_attrs,
     ) -> None:
         if getattr(layer, "apply_router_weight_on_input", False):
-            raise RefitError(f"{self.prefix}: experts whose routing weights scale their inputs cannot be served")
+            raise RefitError(f"{self.prefix}: experts with routing weights applied to their inputs are not supported")
         shapes = {
             "w13_weight": (num_experts, 2 * intermediate_size_per_partition, hidden_size),
             "w2_weight": (num_experts, hidden_size, intermediate_size_per_partition),
@@ -107,8 +107,8 @@ def refuse_unservable(moe, prefix: str) -> None:
     """Raise RefitError for a kind of experts whose arithmetic these methods do not have."""
     activation = str(getattr(getattr(moe, "activation", "silu"), "value", getattr(moe, "activation", "silu")))
     if activation != "silu" or not getattr(moe, "is_act_and_mul", True):
-        raise RefitError(f"{prefix}: experts with activation {activation!r} cannot be served; only 'silu' (SwiGLU)")
+        raise RefitError(f"{prefix}: experts with activation {activation!r} are not supported; only 'silu' (SwiGLU) is")
     if getattr(moe, "swiglu_limit", None):
-        raise RefitError(f"{prefix}: experts with swiglu_limit={moe.swiglu_limit} cannot be served by ascend_quant")
+        raise RefitError(f"{prefix}: experts with swiglu_limit={moe.swiglu_limit} are not supported")
     if getattr(moe, "has_bias", False):
-        raise RefitError(f"{prefix}: experts with biases cannot be served by ascend_quant")
+        raise RefitError(f"{prefix}: experts with biases are not supported")

@@ -63,7 +63,7 @@ def answered(original: Callable) -> Callable:
         if method == ASKED:
             return [state_now(self).why]
         if method in ANEW:
-            _abandon_on_all(self, f"{method} came before this one had ended", if_open=True)
+            _abandon_on_all(self, f"{method} was called before this call had ended", if_open=True)
         is_alone = isinstance(self, EngineCoreProc)
         answer = partial(_answer_far_away if is_alone or worker_in(self) is None else _answer, method)
         try:
@@ -77,7 +77,7 @@ def answered(original: Callable) -> Callable:
             return [answer.result for answer in answers]
         why = next((answer.state.why for answer in answers if answer.state.failed), None)
         if why is None and len({answer.refitted for answer in answers}) > 1:
-            why = f"some of its workers have new weights, and others not ({failed.error})"
+            why = f"some of its workers have new weights and others do not ({failed.error})"
         if why is not None or method == "update_weights":  # which may fail before a tensor comes
             _abandon_on_all(self, why or f"update_weights failed ({failed.error})", if_open=why is None)
             ask(self)

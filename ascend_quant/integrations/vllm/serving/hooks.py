@@ -8,20 +8,21 @@ from ascend_quant.integrations.wrapping import ByHand, Hook
 
 ENGINE, CORE = "vllm.v1.engine.llm_engine:LLMEngine", "vllm.v1.engine.core:EngineCore"
 ANOTHER = "another `quantization`"
-REFUSING = "an error in a forward pass ends the engine: requests must not get that far while it may not serve"
+REFUSING = "an error in a forward pass ends the engine, so requests must be stopped before that while it may not serve"
 
 AT_START = (
     Hook(
         (f"{CORE}.collective_rpc",),
         calls.answered,
-        why="weights come this way: whichever worker fails, every worker's end and state must be known",
+        why="weights are updated through this call: whichever worker fails, the outcome and state of every worker must "
+        "be known",
         versions="0.10 to 0.32",
         off=ANOTHER,
     ),
     Hook(
         (f"{CORE}.sleep", f"{CORE}.wake_up"),
         requests.asking,
-        why="weights go and come: afterwards the core must know whether its workers may serve",
+        why="weights are discarded and restored: afterwards the core must know whether its workers may serve",
         versions="those that have them",
         off=ANOTHER,
         optional=True,
@@ -29,14 +30,14 @@ AT_START = (
     Hook(
         (f"{CORE}.step", f"{CORE}.step_with_batch_queue"),
         requests.ending,
-        why=f"{REFUSING}; those in flight end with the reason",
+        why=f"{REFUSING}; running requests end with the reason",
         versions="0.10 to 0.32",
         off=ANOTHER,
     ),
     Hook(
         (f"{CORE}.add_request",),
         requests.forgetting,
-        why="no prefix that old weights have computed, and no image that they saw, may serve a new request",
+        why="no cached prefix or image embedding of the old weights may be used for a new request",
         versions="0.10 to 0.32",
         off=ANOTHER,
     ),
@@ -56,7 +57,8 @@ WITH_HTTP_SERVER = (  # whose modules no other process has loaded
             "vllm.entrypoints.openai.engine.serving:OpenAIServing.__init__",  # 0.23 and 0.24
         ),
         http_errors.telling,
-        why='it says "Internal server error" of every request that ends in error, or ends its stream without a word',
+        why='it answers "Internal server error" for every request that ends in an error, or ends its stream without a '
+        "message",
         versions="0.23 to 0.32",
         off=ANOTHER,
         optional=True,
@@ -68,7 +70,8 @@ WITH_HTTP_SERVER = (  # whose modules no other process has loaded
             "vllm.entrypoints.openai.api_server:build_app",  # 0.23 and 0.24
         ),
         http_errors.answering,
-        why="weights that are not taken are a status 500, which clients send again; and its health knows life or death",
+        why="rejected weights would be a status 500, which clients retry; and the health endpoint knows only alive and "
+        "dead",
         versions="0.23 to 0.32",
         off=ANOTHER,
         optional=True,
@@ -81,7 +84,7 @@ BY_HAND = (
     ByHand(
         "the same, during a call of update_weights",
         "ascend_quant.integrations.vllm.serving.calls:_read_to_its_end",
-        why="an error in it ends vLLM's reading of the update, whose sender then waits for ever in a broadcast",
+        why="an error in it ends vLLM's reading of the update, and its sender then waits forever in a broadcast",
         versions="those that have the method",
         off=ANOTHER,
     ),

@@ -146,7 +146,7 @@ def ending(original: Callable) -> Callable:
         why = _state_for_requests(self).why if in_flight else None
         ended = [] if why is None else in_flight
         if ended:
-            logger.warning("%d requests end: %s", len(ended), refusal(why))
+            logger.warning("%d requests are aborted: %s", len(ended), refusal(why))
             self.scheduler.finish_requests([request.request_id for request in ended], ENDED)
         outputs, executed = original(self)  # nothing is left of them but what the workers have to forget
         return _with(outputs, ended, why), executed
@@ -217,10 +217,12 @@ def _forget_prefixes(core: object, number: int, since: int = 0) -> None:
         return
     unreadable = since > _known(core)
     if unreadable and core.reset_prefix_cache(reset_running_requests=True) is False:
-        raise RefitError("the KV cache holds what cannot be read any more, and this engine cannot empty it: restart it")
+        raise RefitError("the KV cache is no longer valid, and this engine cannot reset it: restart the engine")
     if not unreadable and core.reset_prefix_cache() is False:
-        logger.warning("requests run during a refit: what old weights computed stays in the prefix cache till the next")
+        logger.warning("requests ran during a refit: prefix cache entries of the old weights stay until the next refit")
     else:
         if not forgets_towers_outputs(core):
-            logger.warning("this vLLM cannot empty its encoder cache: images seen before stay as old weights saw them")
+            logger.warning(
+                "this vLLM cannot reset its encoder cache: cached image embeddings of the old weights stay in use"
+            )
         core.ascend_quant_number = number

@@ -70,7 +70,7 @@ def line_of(write: RowWrite, dtype: torch.dtype, aligned: bool) -> tuple[Group, 
     target, scale, kind, size = write.target, write.scale, write.kind, dtype.itemsize
     rows, length = target.shape
     if length > LONGEST_ROW:
-        raise ValueError(f"rows of {length} elements: the CUDA kernels take at most {LONGEST_ROW}")
+        raise ValueError(f"rows of {length} elements: the CUDA kernels support at most {LONGEST_ROW}")
     if kind == "fp8_blocks":
         _check_blocks(write)
     whole, whole_length, tensor_rows = *(write.whole or (0, 0)), 0
@@ -95,7 +95,7 @@ def line_of(write: RowWrite, dtype: torch.dtype, aligned: bool) -> tuple[Group, 
 def _check_blocks(write: Fp8Write) -> None:
     first_block, within = divmod(write.first_row, oracle.BLOCK)
     if within or write.first_block not in (None, first_block):
-        raise ValueError(f"blocks of {oracle.BLOCK} rows cannot begin at row {write.first_row}")
+        raise ValueError(f"blocks of {oracle.BLOCK} rows cannot start at row {write.first_row}")
 
 
 def launches_of(group: Group, table: np.ndarray, receipt: bool) -> Iterator[Launch]:
@@ -105,7 +105,7 @@ def launches_of(group: Group, table: np.ndarray, receipt: bool) -> Iterator[Laun
         ValueError: a dtype without a kernel.
     """
     if group.source not in TYPES or group.target not in TYPES:
-        raise ValueError(f"no CUDA kernel takes {group.source} to {group.target}")
+        raise ValueError(f"no CUDA kernel converts {group.source} to {group.target}")
     rows = table[:, ROWS_OF]
     if not rows.any():
         return

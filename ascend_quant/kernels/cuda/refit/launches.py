@@ -1,7 +1,7 @@
 """Triton launches from tables made on the host: one upload per batch, and little host work per launch.
 
-A kernel here takes (table, starts, pieces, totals, *constants): a table with one line of an even number of int64 a
-matrix, the number of each line's first program, how many lines there are, and what it adds its findings to.
+A kernel takes (table, starts, pieces, totals, *constants): a table with one line per matrix, each an even number of
+int64; the index of each line's first program; the number of lines; and a tensor to which it adds its results.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ class Launch(NamedTuple):
 
     Attributes:
         table: int64 (pieces, FIELDS).
-        programs: int64 (pieces), how many programs each line of the table takes.
-        constants: the rest of the kernel's arguments, in its order.
-        options: names and values of what Triton's compiler takes: warps, registers.
+        programs: int64 (pieces), the number of programs for each line of the table.
+        constants: the kernel's other arguments, in order.
+        options: names and values of options for Triton's compiler: warps, registers.
     """
 
     kernel: object
@@ -31,12 +31,12 @@ class Launch(NamedTuple):
 
 
 class Head(NamedTuple):
-    """A launch whose table is part of a flat one.
+    """A launch whose table is part of a concatenated one.
 
     Attributes:
-        launch: of which kernel, constants and options count.
-        table, starts: where its table and its starts begin in the flat one.
-        pieces, programs: how many.
+        launch: the launch; its kernel, constants and options are used.
+        table, starts: offsets of its table and its starts in the concatenated one.
+        pieces, programs: their numbers.
     """
 
     launch: Launch
@@ -47,7 +47,7 @@ class Head(NamedTuple):
 
 
 def join(launches: Sequence[Launch]) -> tuple[np.ndarray, list[Head]]:
-    """Join all tables and starts in one array; return it, and where each launch finds its own."""
+    """Concatenate all tables and starts into one array; return it, and each launch's position in it."""
     parts, heads, at = [np.zeros(0, dtype=np.int64)], [], 0
     for launch in launches:
         ends = np.cumsum(launch.programs)
@@ -79,10 +79,10 @@ def _upload(flat: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def _run(launch: Launch, count: int, device: torch.device, arguments: tuple) -> None:
-    """Launch. What is compiled is called directly: Triton's own way to it takes tens of microseconds.
+    """Launch a compiled kernel directly, since Triton's own launch path takes tens of microseconds.
 
-    That is safe since all that Triton would look at is in the key or always alike: addresses are multiples of 16
-    bytes, and kernels are not specialized on the number of pieces.
+    This is safe because everything that Triton would check is part of the key or constant: addresses are multiples of
+        16 bytes, and kernels are not specialized on the number of pieces.
     """
     key = (launch.kernel, device, launch.constants, launch.options)
     compiled = _COMPILED.get(key)

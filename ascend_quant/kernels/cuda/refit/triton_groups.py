@@ -79,7 +79,7 @@ def fake_quantize(w_NK: torch.Tensor, scheme: Scheme, absmax_N: torch.Tensor | N
     """
     w_NK = w_NK.detach().contiguous()
     if w_NK.dtype not in TYPES:
-        raise ValueError(f"no kernel fake-quantizes {w_NK.dtype}; there are some for: {', '.join(map(str, TYPES))}")
+        raise ValueError(f"fake quantization of {w_NK.dtype} is not supported; supported: {', '.join(map(str, TYPES))}")
     out_NK = torch.empty_like(w_NK)
     constants = constants_of(w_NK.shape[-1], scheme, TYPES[w_NK.dtype], given=absmax_N is not None)
     if out_NK.numel() == 0:
@@ -94,7 +94,7 @@ def fake_quantize(w_NK: torch.Tensor, scheme: Scheme, absmax_N: torch.Tensor | N
 def constants_of(columns: int, scheme: Scheme, target: tl.dtype, given: bool) -> dict[str, object]:
     """Return the constants of the fake quantization kernel, for rows of K elements or their groups."""
     if scheme.group and columns % scheme.group:
-        raise ValueError(f"rows of {columns} elements cannot be cut into int4 groups of {scheme.group}")
+        raise ValueError(f"rows of {columns} elements are not divisible into int4 groups of {scheme.group}")
     length = scheme.group or columns
     width = min(WIDTH, triton.next_power_of_2(length))
     shape = {"LENGTH": length, "WIDTH": width, "ROWS": max(1, TILE // width)}

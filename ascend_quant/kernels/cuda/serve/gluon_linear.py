@@ -1,14 +1,13 @@
 """Persistent, warp-specialized W8A8 GEMM for Hopper and many tokens: one warp loads tiles by TMA, the others multiply;
 one program per multiprocessor loops over tiles.
 
-Triton's own pipeline waits for each step's int8 products before the next, and for a tile's output before the next
-tile's weights; here neither waits. Numerics are those of triton_linear.py.
+Triton's own pipeline waits for the int8 products of each step before the next step, and for the output of a tile before
+the next tile's weights; this kernel does not. Its numerics are those of triton_linear.py.
 
-Where programs share a tile (shared_tiles.py), each leaves int32 sums in a workspace, and the one that arrives last adds
-them.
+If programs share a tile (shared_tiles.py), each stores int32 sums in a workspace, and the last one to finish adds them.
 
-A tile has BLOCK_M tokens, and MORE beside them (HopperTiles.more) where both read the same weights: for 160 tokens
-three tiles of 64 read them three times from the L2 cache.
+A tile has BLOCK_M tokens, plus MORE (HopperTiles.more) that read the same weights: for 160 tokens, three tiles of 64
+would read the weights three times from the L2 cache.
 """
 
 from functools import cache
@@ -43,12 +42,12 @@ def launch(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, out_MN, tiles: Ho
 
 
 def _described(codes: torch.Tensor, rows: int, tiles: HopperTiles) -> TensorDescriptor:
-    """A matrix that is read in tiles of so many rows."""
+    """Return a TMA descriptor of a matrix that is read in tiles of this many rows."""
     return TensorDescriptor.from_tensor(codes, [rows, tiles.block_k], layout(rows, tiles.block_k))
 
 
 def _workspace(tiles: HopperTiles, grid: Grid, device: torch.device) -> tuple[torch.Tensor | None, ...]:
-    """int32 for two tiles of each program, the one that it ends and the one that it begins; a counter for each tile."""
+    """Return int32 sums for two tiles of each program, its first and its last one, and a counter for each tile."""
     if not grid.shared:
         return None, None
     partial = torch.empty(2 * grid.programs * tiles.rows * tiles.block_n, dtype=torch.int32, device=device)
@@ -66,7 +65,7 @@ def options(tiles: HopperTiles) -> dict[str, int | bool]:
 
 
 def constants(tiles: HopperTiles, with_bias: bool, shared: bool) -> dict[str, int | bool]:
-    """The kernel's constants."""
+    """Return the kernel's constants."""
     blocks = {"BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k}
     return {**blocks, "MORE": tiles.more, "STAGES": tiles.stages, "SHARED": shared, "BIAS": with_bias}
 
@@ -121,7 +120,7 @@ def int8_product_hopper(
 
 @gluon.jit
 def _load(x, x_more, w, places, sizes, MORE: gl.constexpr, SHARED: gl.constexpr):
-    """Bring tiles as places for them become free."""
+    """Load tiles as their buffers become free."""
     x_tiles, more_tiles, w_tiles, full, empty = places
     STAGES: gl.constexpr = x_tiles.shape[0]
     BLOCK_M: gl.constexpr = x_tiles.shape[1]
@@ -146,7 +145,7 @@ def _load(x, x_more, w, places, sizes, MORE: gl.constexpr, SHARED: gl.constexpr)
 
 @gluon.constexpr_function
 def _sums_layout(rows, columns, warps):
-    """Return the layout of int32 sums (rows, columns): as many warps below each other as there are 16 rows, or 4."""
+    """Return the layout of int32 sums (rows, columns): all warps along the rows, or 4 if there are too few rows."""
     down = warps if 16 * warps <= rows else 4
     instruction = min(128, columns * down // warps)  # Triton has none with 256 columns of int8
     return gl.NVMMADistributedLayout([3, 0], [down, warps // down], [16, instruction, 32])
@@ -163,7 +162,7 @@ def _multiply(
     BIAS: gl.constexpr,
     num_warps: gl.constexpr,
 ):
-    """Multiply what is brought, dequantize, write."""
+    """Multiply the loaded tiles, dequantize and write."""
     x_tiles, more_tiles, w_tiles, full, empty = places
     STAGES: gl.constexpr = x_tiles.shape[0]
     BLOCK_M: gl.constexpr = x_tiles.shape[1]

@@ -1,7 +1,7 @@
 """Tile scheduler of `gluon_linear`: the steps and tiles of each program, computed on the device.
 
-`sizes` are M, N, K. Where programs share tiles (`shared_tiles.Grid`), there are as many for each tile of M, which has
-ROWS rows; a sharer is the place of a program among those.
+`sizes` are M, N, K. If programs share tiles (`shared_tiles.Grid`), each tile of M, which has ROWS rows, has the same
+number of programs; a sharer is the index of a program among those.
 """
 
 from triton.experimental import gluon
@@ -25,7 +25,7 @@ def count_of(sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.const
 
 @gluon.jit
 def part_of(i, sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, SHARED: gl.constexpr):
-    """Locate this program's i-th tile: its place in M and N, and the steps of K from the first to before the last."""
+    """Locate this program's i-th tile: its position in M and N, and the half-open range of its steps of K."""
     M, N, K = sizes
     tiles_m, tiles_n, steps = gl.cdiv(M, ROWS), gl.cdiv(N, BLOCK_N), gl.cdiv(K, BLOCK_K)
     if SHARED:
@@ -43,7 +43,7 @@ def part_of(i, sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.con
 
 @gluon.jit
 def _share(sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr):
-    """This program's steps among those of all tiles that have its place in M."""
+    """Return this program's range of steps among those of all tiles at its position in M."""
     M, N, K = sizes
     tiles_m = gl.cdiv(M, ROWS)
     total = gl.cdiv(N, BLOCK_N) * gl.cdiv(K, BLOCK_K)

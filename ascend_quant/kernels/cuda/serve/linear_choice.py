@@ -70,7 +70,8 @@ def log_choice(capability: tuple[int, int]) -> None:
     """Say once, when an engine makes its buffers, that vLLM's kernels are not what multiplies."""
     if capability >= NO_CUTLASS:
         logger.warning(
-            "compute capability %d.%d: vLLM's cutlass kernels have no int8 there; int8 linear layers run in Triton",
+            "compute capability %d.%d: vLLM's cutlass kernels do not support int8 on this GPU; int8 linear "
+            "layers use Triton kernels",
             *capability,
         )
 
@@ -81,7 +82,7 @@ def _linear(device: int, columns: int, length: int, rows: int, short: bool) -> T
     choice = tuned.find("linear", (columns, length), rows, beyond=False)
     tiles = tiles_of(choice) if choice else None
     if tiles is not None and not takes_tiles(tiles):
-        logger.warning("Triton is too old for what was tuned for weights (%d, %d)", columns, length)
+        logger.warning("this Triton is too old for the tuned kernel of weights (%d, %d)", columns, length)
         tiles = None
     if tiles is not None or cutlass:
         return tiles

@@ -33,11 +33,14 @@ def storage(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
         layout = MarlinTiles(shape, scheme.group)
         return laid_out(layout, layout.served_scales)
     if scheme.codes == "fp8" and (capability := torch.cuda.get_device_capability()) < FP8_CAPABILITY:
-        raise ValueError(f"this GPU (compute capability {capability[0]}.{capability[1]}) has no FP8; choose int8")
+        raise ValueError(
+            f"this GPU (compute capability {capability[0]}.{capability[1]}) does not support FP8; choose int8"
+        )
     if scheme.shares == "block" and shape[-1] % BLOCK:
         raise ValueError(
-            f"fp8_block weights of {shape[-1]} input channels a rank: vLLM's kernels take multiples of {BLOCK}; choose "
-            "another tensor parallel size or scheme fp8, or leave the layer out with `ignore`"
+            f"fp8_block weights of {shape[-1]} input channels a rank: vLLM's kernels need multiples of "
+            f"{BLOCK}; choose another tensor parallel size or scheme fp8, or keep the layer in BF16 with "
+            "`ignore`"
         )
     if scheme.codes == "int8" and torch.cuda.is_available():
         linear_choice.log_choice(torch.cuda.get_device_capability())

@@ -75,7 +75,7 @@ def write(key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: to
     layout = cache_pages.layout_of(cache)
     for x in (key, value):
         if tuple(x.shape[1:]) != (layout.heads, layout.head) or x.stride()[1:] != (layout.head, 1):
-            raise ValueError(f"{tuple(x.shape)} with strides {x.stride()} does not go into a cache of {layout}")
+            raise ValueError(f"{tuple(x.shape)} with strides {x.stride()} does not match a cache of {layout}")
     tokens = slots.shape[0]
     if tokens:
         rows = min(triton.next_power_of_2(layout.heads), TILE // layout.head)

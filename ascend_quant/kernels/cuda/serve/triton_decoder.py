@@ -99,7 +99,9 @@ class Decoder:
         tiles, problem = tiles or usual(device, query_heads // layout.heads, layout.head), layout.problem()
         most = triton_decode_codes.HEADS if tiles.codes else MOST_GROUP
         if query_heads % layout.heads or query_heads // layout.heads > most:
-            problem = f"{query_heads} query heads for {layout.heads} heads of keys: up to {most} each are taken"
+            problem = (
+                f"{query_heads} query heads for {layout.heads} key heads: at most {most} per key head are supported"
+            )
         if problem is not None:
             raise ValueError(problem)
         self.layout, self.tiles, self.query_heads = layout, tiles, query_heads
@@ -120,7 +122,7 @@ class Decoder:
         """
         count = lengths.shape[0]
         if count >= len(self.first_tile):
-            raise ValueError(f"{count} sequences; there is room for {len(self.first_tile) - 1}")
+            raise ValueError(f"{count} sequences, but the plan has room for {len(self.first_tile) - 1}")
         plan = Plan(self.first_tile[: count + 1], self.first_sequence, self.tiles.tile)
         with torch.cuda.device_of(lengths):
             plan_shares[(self.shares,)](

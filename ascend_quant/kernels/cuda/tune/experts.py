@@ -54,7 +54,11 @@ def wrong(call: Callable, choice: Choice) -> str | None:
     x, weight, expert, w13, s13, w2, s2 = call.inputs
     found = call(choice, 0).float()
     if x.shape[0] > FEW_ENOUGH:
-        return None if torch.equal(found, call(call.usual, 0).float()) else "other bits than with the usual tiles"
+        return (
+            None
+            if torch.equal(found, call(call.usual, 0).float())
+            else "its result is not bit for bit that of the default tiles"
+        )
     expected = oracle.experts(x, weight, expert, w13[0], s13[0].flatten(1), w2[0], s2[0].flatten(1))
     error = float((found - expected).norm() / expected.norm())
     return None if error < ERROR else f"an error of {error:.1e} of the norm"

@@ -80,7 +80,7 @@ def wrong(call: Callable, choice: Choice) -> str | None:
     few = max(0, FEWEST_ROWS - x.shape[0])
     sums = torch._int_mm(torch.nn.functional.pad(x, (0, 0, 0, few)), codes[0].t())[: x.shape[0]]
     expected = dequantized_sums(sums.float(), x_scale.view(-1), scale.view(-1)).bfloat16()
-    return None if torch.equal(call(choice, 0), expected) else "other bits than the definition's"
+    return None if torch.equal(call(choice, 0), expected) else "its result is not bit for bit the definition's"
 
 
 def warm(choice: Choice, shape: tuple[int, int], rows: int) -> None:

@@ -1,10 +1,10 @@
 """Quantization of BF16 rows on an NPU: two fused operators if they give the oracle's bytes, else elementwise operators.
 
-The largest magnitude is torch.linalg.vector_norm's, the codes are npu_quantize's with a factor a row (axis=-2, without
-a division): 13 bytes of traffic an element where the chain of plain operators has 49. What an operator does with NaN,
-with ties, with an argument that this CANN does not know, no document says for sure: axis=-2 is dropped without a word
-where aclnnAscendQuantV3 is missing. So each is tried on a few hundred rows when a device is first used, and the one
-that gives another byte than the oracle is not used, which is logged once.
+torch.linalg.vector_norm computes the largest magnitudes, and npu_quantize the codes, with one factor per row (axis=-2,
+without a division): 13 bytes of traffic per element, compared with 49 for the chain of elementwise operators. No
+document says reliably how an operator treats NaN, ties or an argument that this CANN does not know: axis=-2 is silently
+ignored if aclnnAscendQuantV3 is missing. So each operator is tested on a few hundred rows when a device is first used;
+one that differs from the oracle in any byte is not used, which is logged once.
 """
 
 import logging
@@ -31,7 +31,7 @@ class Way(NamedTuple):
     Attributes:
         absmax: (N, K) floating -> (N): the largest magnitudes, not finite where an element is not.
         codes: BF16 (N, K), float32 factors (N) -> int8 (N, K).
-        elements: how many are taken at a time.
+        elements: how many elements are processed at a time.
     """
 
     absmax: Callable[[torch.Tensor], torch.Tensor]
@@ -61,13 +61,13 @@ def codes_fused(x_NK: torch.Tensor, factor_N: torch.Tensor) -> torch.Tensor:
 
 @cache
 def way_of(device: torch.device) -> Way:
-    """Return the device's way; it is tested at the first call, which waits for the device."""
+    """Return the device's operators; the first call tests them, which waits for the device."""
     absmax, codes = absmax_by_norm, codes_fused
     if why := _why_not(_try_absmax, device):
-        logger.warning("refits on %s take abs and amax, not vector_norm: %s", device, why)
+        logger.warning("refits on %s use abs and amax instead of vector_norm: %s", device, why)
         absmax = absmax_by_chain
     if why := _why_not(_try_codes, device):
-        logger.warning("refits on %s quantize by plain operators, not by npu_quantize: %s", device, why)
+        logger.warning("refits on %s quantize with elementwise operators instead of npu_quantize: %s", device, why)
         codes = reciprocals.codes_of
     return Way(absmax, codes, FUSED_ELEMENTS if codes is codes_fused else CHAIN_ELEMENTS)
 
@@ -84,7 +84,10 @@ def _try_absmax(device: torch.device) -> str:
     x_NK = _rows()
     found = absmax_by_norm(x_NK.to(device)).cpu()
     if found.dtype != x_NK.dtype or not torch.equal(found, x_NK.abs().amax(1)):
-        return f"its magnitudes of finite rows are not exact: {found[:4].tolist()}, {x_NK.abs().amax(1)[:4].tolist()}"
+        return (
+            f"its magnitudes of finite rows are not exact: {found[:4].tolist()} instead of "
+            f"{x_NK.abs().amax(1)[:4].tolist()}"
+        )
     bad = [float("nan"), -float("nan"), float("inf"), -float("inf")]
     for length in (1, SQUARE - 1, 4096 + 1):
         places = sorted({0, length // 2, length - 1})
@@ -100,7 +103,7 @@ def _try_absmax(device: torch.device) -> str:
 
 
 def _try_codes(device: torch.device) -> str:
-    """Return what is wrong with the codes of npu_quantize; "" if nothing is."""
+    """Return what is wrong with the codes of npu_quantize ("" if nothing)."""
     for x_NK in (_rows(), _rows()[:, :48].contiguous(), _rows()[:40]):
         wanted_NK, _ = oracle.quantize_weight(x_NK)
         _, factor_N = reciprocals.scale_and_factor(x_NK.abs().amax(1))
@@ -116,10 +119,11 @@ def _try_codes(device: torch.device) -> str:
 
 
 def _rows() -> torch.Tensor:
-    """BF16 (SQUARE, SQUARE) on the CPU: each mantissa for a row's largest magnitude, each row of another exponent.
+    """Return BF16 (SQUARE, SQUARE) on the CPU: the largest magnitudes of its rows have all mantissas.
 
-    Beside the largest a row holds its half, whose quotient is 63.5 give or take its scale's rounding; halves of whole
-    codes, which are ties where the scale is a power of two; and others. Two rows are zeros, two are as small as zeros.
+    Besides its largest magnitude a row contains half of it, whose quotient is 63.5 up to the rounding of the scale;
+    halves of whole codes, which are ties if the scale is a power of two; and others. Two rows are zeros, and two are
+    small enough to count as zeros.
     """
     on_host = {"dtype": torch.float32, "device": "cpu"}  # whatever an engine that loads has for defaults
     numbers = torch.arange(SQUARE, **on_host)

@@ -159,14 +159,15 @@ def _check_panels(device: torch.device) -> None:
         cast = torch_npu.npu_format_cast(w_EKN.to(device), FRACTAL_NZ)
         if torch_npu.get_npu_format(cast) != FRACTAL_NZ:
             raise RuntimeError(
-                "torch_npu does not cast to FRACTAL_NZ: set torch.npu.config.allow_internal_format = True before the "
-                "model is built (vllm-ascend's worker does), or keep weights plain with the option nz: false"
+                "torch_npu does not cast to FRACTAL_NZ: set torch.npu.config.allow_internal_format = True "
+                "before the model is built (vllm-ascend's worker does), or keep weights in ND format with "
+                "the option nz: false"
             )
         rows_NK = Panels(cast, _plain_memory(cast))[:].cpu()
         if not torch.equal(rows_NK, w_EKN.transpose(-1, -2).reshape(rows_NK.shape)):
             raise RuntimeError(
-                f"torch_npu {torch_npu.__version__} lays FRACTAL_NZ out otherwise than (N / 32, K, 32): please report "
-                "it, and keep weights plain with the option nz: false"
+                f"torch_npu {torch_npu.__version__} has another FRACTAL_NZ layout than (N / 32, K, 32): "
+                "please report it, and keep weights in ND format with the option nz: false"
             )
 
 

@@ -118,9 +118,9 @@ def _kind(write: RowWrite, source: torch.Tensor) -> tuple:
     """Return the key of writes that can be batched, whatever their destinations."""
     target, kind = write.target, write.kind
     if kind.startswith("fp8") and not isinstance(write, SchemeWrite):
-        raise ValueError("Atlas A2 and A3 have no fp8: choose the scheme int8")
+        raise ValueError("Atlas A2 and A3 do not support FP8: choose the scheme int8")
     if kind == "int4":
-        raise ValueError("int4 rollouts are not served on NPUs by this version: choose the scheme int8")
+        raise ValueError("int4 rollouts are not supported on NPUs: choose the scheme int8")
     check_kind(kind, KINDS, "npu")
     whole = 0 if write.whole is None else write.whole[1]
     return kind, source.dtype, target.dtype, target.shape[1], whole, source.device, _device_of(write)

@@ -69,8 +69,8 @@ def experts(
     hidden = w2_codes_EKN.shape[2]
     if hidden > WIDEST_DEQUANT or hidden % DEQUANT_STEP:
         raise ValueError(
-            f"experts of intermediate size {hidden}: npu_dequant_swiglu_quant takes multiples of {DEQUANT_STEP} "
-            f"up to {WIDEST_DEQUANT}; keep w13 in FRACTAL_NZ and call fused_experts"
+            f"experts of intermediate size {hidden}: npu_dequant_swiglu_quant needs a multiple of "
+            f"{DEQUANT_STEP} of at most {WIDEST_DEQUANT}; keep w13 in FRACTAL_NZ and call fused_experts"
         )
     w13, w2 = (w13_codes_ENK, w13_scale_EN), (w2_codes_EKN, w2_scale_EK)
     return _experts(_swiglu_after_product, x_MK, weight_MT, expert_MT, w13, w2, local_G)
@@ -95,7 +95,8 @@ def fused_experts(
     columns = w13_codes_ENK.shape[1]
     if columns > WIDEST_FUSED:
         raise ValueError(
-            f"experts of 2 * intermediate size = {columns}: the fused operator takes up to {WIDEST_FUSED}; call experts"
+            f"experts of 2 * intermediate size = {columns}: the fused operator supports at most "
+            f"{WIDEST_FUSED}; call experts"
         )
     if not (torch.compiler.is_compiling() or isinstance(w13_codes_ENK, FakeTensor)):
         _check_nz(w13_codes_ENK)
@@ -139,13 +140,16 @@ def _check_experts(w13_codes_ENK, w13_scale_EN, w2_codes_EKN, w2_scale_EK) -> No
     for codes, scale in ((w13_codes_ENK, w13_scale_EN), (w2_codes_EKN, w2_scale_EK)):
         if codes.dtype != torch.int8:
             check_dtype(codes.dtype)
-            raise ValueError(f"expert codes in {codes.dtype}: these kernels multiply int8")
+            raise ValueError(f"expert weights in {codes.dtype}: these kernels need int8")
         if scale.shape != codes.shape[:2]:
-            raise ValueError(f"scales of {tuple(scale.shape)} for expert codes of {tuple(codes.shape)}: one a row")
+            raise ValueError(
+                f"scales of shape {tuple(scale.shape)} for expert weights of shape {tuple(codes.shape)}: one "
+                "scale per row is needed"
+            )
         if max(codes.shape[1:]) > LONGEST or codes.shape[0] > MOST_EXPERTS:
             raise ValueError(
-                f"expert codes of {tuple(codes.shape)}: npu_grouped_matmul takes up to {MOST_EXPERTS} experts a rank "
-                f"and sizes up to {LONGEST}; spread them over more ranks"
+                f"expert weights of shape {tuple(codes.shape)}: npu_grouped_matmul supports at most "
+                f"{MOST_EXPERTS} experts per rank and sizes of at most {LONGEST}; use more ranks"
             )
 
 

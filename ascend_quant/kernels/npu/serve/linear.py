@@ -1,12 +1,12 @@
 """The W8A8 linear layer on an NPU, with torch_npu's int8 operators.
 
-Weights are multiplied as (K, N), which is how residents lie (refit/formats.py), in ND or in FRACTAL_NZ. The interface
-has (N, K): hand over `resident.t()`, a view that is turned back here.
+Weights are multiplied as (K, N), the layout in which they are stored (refit/formats.py), in ND or FRACTAL_NZ. The
+interface takes (N, K): pass `resident.t()`, a view that is transposed back here.
 
-How it differs from the oracle: an activation's code is round_half_even(x * (127 / absmax)), a product where the oracle
-divides; a bias is added to the rounded product, where the oracle has a fused multiply-add.
+How it differs from the oracle: an activation's code is round_half_even(x * (127 / absmax)), while the oracle divides; a
+bias is added to the rounded product, while the oracle uses a fused multiply-add.
 
-What torch.compile and torch.export trace holds no branch on the number of tokens and no wait for the device.
+The code that torch.compile and torch.export trace neither branches on the number of tokens nor waits for the device.
 Shape suffixes: M tokens, K input channels, N output channels.
 """
 
@@ -19,13 +19,13 @@ LONGEST = 65535  # last dimension of a product's operands
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 codes (.., K) and float32 scales (..) of bfloat16 or float16 rows (.., K), a scale a row.
+    """Quantize bfloat16 or float16 rows (.., K) to int8 codes (.., K), with one float32 scale (..) per row.
 
     Raises:
         ValueError: another dtype.
     """
     if x.dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"activations in {x.dtype}: npu_dynamic_quant takes bfloat16 and float16; cast them")
+        raise ValueError(f"activations in {x.dtype}: npu_dynamic_quant supports bfloat16 and float16; cast them")
     return operator("npu_dynamic_quant")(x)
 
 
@@ -47,7 +47,7 @@ def linear(
         bias_N: float32 or of x's dtype.
 
     Raises:
-        ValueError: dtypes or sizes that the operators do not take.
+        ValueError: the operators do not support the dtypes or sizes.
     """
     _check_product(codes_KN, x.shape[-1], bias_N)
     x_codes_MK, x_scale_M = quantize_rows(x.reshape(-1, x.shape[-1]))
@@ -59,13 +59,13 @@ def linear(
 def _check_product(codes_KN: torch.Tensor, length: int, bias_N: torch.Tensor | None) -> None:
     if codes_KN.dtype != torch.int8:
         check_dtype(codes_KN.dtype)
-        raise ValueError(f"weight codes in {codes_KN.dtype}: these kernels multiply int8")
+        raise ValueError(f"weights in {codes_KN.dtype}: these kernels need int8")
     rows, columns = codes_KN.shape
     if rows != length:
-        raise ValueError(f"x of K = {length} cannot be multiplied with codes of (K, N) = {(rows, columns)}")
+        raise ValueError(f"x of K = {length} cannot be multiplied by weights of (K, N) = {(rows, columns)}")
     if max(rows, columns) > LONGEST:
         raise ValueError(
-            f"codes of (K, N) = {(rows, columns)}: npu_quant_matmul takes up to {LONGEST}; split the layer"
+            f"weights of (K, N) = {(rows, columns)}: npu_quant_matmul supports at most {LONGEST}; split the layer"
         )
     if bias_N is not None and not bias_N.dtype.is_floating_point:
-        raise ValueError(f"a bias in {bias_N.dtype} would be added before the scales are: give it as float32")
+        raise ValueError(f"a bias in {bias_N.dtype} would be added before scaling: use a float32 bias")

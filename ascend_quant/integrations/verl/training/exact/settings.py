@@ -16,15 +16,18 @@ from ascend_quant.refit import RefitError
 OPTION = f"rollout.engine_kwargs.{QUANTIZATION}.qat={EXACT}"
 PARTS, SYNC = "actor_rollout_ref", "sync"
 MUST_BE: dict[str, tuple[Any, str]] = {  # below actor_rollout_ref; verl's defaults where nothing is set
-    "actor.strategy": ("fsdp2", "whose parameters are in BF16 while a layer computes"),
-    "model.use_fused_kernels": (False, "verl's fused kernel takes log-probabilities otherwise than the engine"),
-    "rollout.calculate_log_probs": (True, "the actor's are compared with them in every step"),
+    "actor.strategy": ("fsdp2", "exact training needs parameters in BF16 during the forward pass, as FSDP2 has them"),
+    "model.use_fused_kernels": (False, "verl's fused kernel computes log-probabilities differently from the engine"),
+    "rollout.calculate_log_probs": (
+        True,
+        "the actor's log-probabilities are compared with the rollout's in every step",
+    ),
     "rollout.logprobs_mode": ("processed_logprobs", "the actor divides by the temperature too"),
-    "rollout.pipeline_model_parallel_size": (1, "stages have not been compared"),
-    "rollout.expert_parallel_size": (1, "ranks that hold whole experts round other sums"),
-    "rollout.top_k": (-1, "processed log-probabilities are then of a part of the vocabulary"),
-    "rollout.top_p": (1, "processed log-probabilities are then of a part of the vocabulary"),
-    "rollout.repetition_penalty": (1.0, "the actor knows no penalty"),
+    "rollout.pipeline_model_parallel_size": (1, "pipeline stages have not been compared with the trainer"),
+    "rollout.expert_parallel_size": (1, "expert parallelism changes the order of summation"),
+    "rollout.top_k": (-1, "processed log-probabilities would cover only a part of the vocabulary"),
+    "rollout.top_p": (1, "processed log-probabilities would cover only a part of the vocabulary"),
+    "rollout.repetition_penalty": (1.0, "the actor applies no penalty"),
 }
 
 
@@ -39,12 +42,14 @@ def ranks_of(config: Any) -> int:
             raise RefitError(f"{OPTION} with {name}={value}: {why}; set {PARTS}.{name}={wanted}")
     mode = (config.trainer.get("v1") or {}).get("trainer_mode", SYNC)
     if mode != SYNC:
-        raise RefitError(f"{OPTION} with trainer.v1.trainer_mode={mode}: its samples are of older weights; set {SYNC}")
+        raise RefitError(
+            f"{OPTION} with trainer.v1.trainer_mode={mode}: this mode trains on samples of older weights; set {SYNC}"
+        )
     ranks = config[PARTS].rollout.get("tensor_model_parallel_size", 1)
     if ranks not in EXACT_RANKS:
         raise RefitError(
-            f"{OPTION} with rollout.tensor_model_parallel_size={ranks}: more than two ranks have no one order in which "
-            f"they add up; set {' or '.join(map(str, EXACT_RANKS))}"
+            f"{OPTION} with rollout.tensor_model_parallel_size={ranks}: an all-reduce over more than two "
+            f"ranks has no fixed order of summation; set {' or '.join(map(str, EXACT_RANKS))}"
         )
     return ranks
 

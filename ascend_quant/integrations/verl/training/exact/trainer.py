@@ -63,7 +63,10 @@ class ExactTrainer:
         first, *others = self.actor_rollout_wg.exact_fingerprint()
         for engine in (*engines, *others):
             if found := differences(engine, first):
-                raise RefitError(f"{exact_settings.OPTION}, but {'; '.join(found)}: use one environment and one device")
+                raise RefitError(
+                    f"{exact_settings.OPTION}, but {'; '.join(found)}: use the same environment and the same kind "
+                    "of device for trainer and engine"
+                )
 
     def _probe(self, prompts: list[list[int]], answer: int) -> None:
         """Compare engine and actor; the engine sleeps while the actor computes, as in a step, and is synced again."""
@@ -113,8 +116,8 @@ class ExactTrainer:
 
     def _answer(self, said: str, unequal: float, tokens: float) -> None:
         if self._strict:
-            raise RefitError(f"exact: {said}; without strict=true the run would go on")
-        logger.warning("exact: %s. Later ones are counted in exact/unequal; docs/low_precision.md", said)
+            raise RefitError(f"exact: {said}; remove strict=true to continue in spite of this")
+        logger.warning("exact: %s. Further ones are only counted in exact/unequal; see docs/low_precision.md", said)
         if unequal > MOST * tokens and not self.weighs:
             self._weigh()
 
@@ -126,7 +129,7 @@ class ExactTrainer:
             correction.update(WEIGHTS)
         self.effective_sample = EffectiveSample(correction)
         logger.warning(
-            "exact: more than %.1f %% of the tokens differ: token weights (rollout_correction.rollout_is=token) are on "
-            "from the next step to the run's end",
+            "exact: more than %.1f %% of the tokens differ: from the next step on, token-level importance "
+            "weights (rollout_correction.rollout_is=token) are used",
             100 * MOST,
         )

@@ -71,7 +71,9 @@ def apply(engine: Any, ranks: int) -> Applied:
     from ascend_quant.integrations.verl.training.packed_attention import register_exact
 
     if os.environ.get(LOOP, "0") == "1":
-        raise RefitError(f"{LOOP}=1: log-probabilities by verl's loop are not the engine's; unset it for int8_exact")
+        raise RefitError(
+            f"{LOOP}=1: verl's loop computes log-probabilities that differ from the engine's; unset it for int8_exact"
+        )
     register_products(get_device_name())
     hooks.take_log_probs_as_the_engine(words=len(engine.model_config.tokenizer))  # verl's engine samples no others
     applied = apply_exact(engine.module, ranks)

@@ -99,7 +99,9 @@ class Int8CacheImpl(AttentionImpl[Int8CacheMetadata]):
             },
         }
         if unserved := [name for name, value in asked.items() if value is not None]:
-            raise NotImplementedError(f"kv_cache=int8: layers with {', '.join(unserved)} are not served; use auto")
+            raise NotImplementedError(
+                f"kv_cache=int8: layers with {', '.join(unserved)} are not supported; set kv_cache=auto"
+            )
         self.num_heads, self.num_kv_heads, self.head_size = num_heads, num_kv_heads, head_size
         self.scale, self.kv_cache_dtype = float(scale), kv_cache_dtype
 
@@ -124,7 +126,9 @@ class Int8CacheImpl(AttentionImpl[Int8CacheMetadata]):
     ) -> torch.Tensor:
         """Compute attention of (tokens, heads, head) into `output`; the new tokens are in the cache already."""
         if output_scale is not None or output_block_scale is not None:
-            raise NotImplementedError("kv_cache=int8: outputs that attention quantizes are not served")
+            raise NotImplementedError(
+                "kv_cache=int8: attention that quantizes its output is not supported; set kv_cache=auto"
+            )
         if attn_metadata is None:  # vLLM measures memory
             return output.fill_(0)
         step, count = attn_metadata, attn_metadata.decodes

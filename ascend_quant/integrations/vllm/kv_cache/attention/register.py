@@ -39,11 +39,11 @@ def choose(arguments: Any) -> str | None:
         return "this vLLM has no registry of attention backends"
     register_attention()
     if (other := holder(found)) != PATH:
-        return f"attention backend {NAME} is {other}"
+        return f"attention backend {NAME} is already registered as {other}"
     ours = getattr(found.AttentionBackendEnum, NAME)
     given = arguments.attention_backend or getattr(arguments.attention_config, "backend", None)
     if given is not None and given not in (ours, NAME):
-        return f"the engine is given the attention backend {getattr(given, 'name', given)}"
+        return f"the engine is configured with the attention backend {getattr(given, 'name', given)}"
     if given is None:
         arguments.attention_backend = ours
     return None
