@@ -1,8 +1,10 @@
 """Make a freshly built vLLM model refittable: every parameter becomes resident, and load_weights becomes a refit.
 
-Runs once per model, between its construction and its first load. From then on * `model.load_weights` writes through
-`Loading`, in any bucketing; * vLLM's post-load pass, however often it runs, only checks that the refit is complete and
-untouched; * `model.compute_logits` refuses to work on mixed weights: no token is ever sampled from them.
+Runs once per model, between its construction and its first load. From then on:
+
+* `model.load_weights` writes through `Loading`, in any bucketing;
+* vLLM's post-load pass, however often it runs, only checks that the refit is complete and untouched;
+* `model.compute_logits` refuses to work on mixed weights: no token is ever sampled from them.
 """
 
 import logging

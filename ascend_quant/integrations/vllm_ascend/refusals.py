@@ -185,4 +185,4 @@ def refuse(prefix: str, experts: bool) -> None:
     settings = get_ascend_config()
     for one in REFUSALS:
         if (experts or not one.experts_only) and one.seen(settings):
-            raise RefitError(f"{prefix}: {one.setting} is not supported: {one.why}; {one.instead}")
+            raise RefitError(f"{prefix}: {one.setting} cannot be used: {one.why}; {one.instead}")
