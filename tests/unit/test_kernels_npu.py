@@ -111,7 +111,7 @@ def test_what_is_kept_until_the_close_is_no_source():
 
 
 def test_fp8_is_refused():
-    with pytest.raises(ValueError, match=line_naming("fp8", "scheme int8")):
+    with pytest.raises(ValueError, match=line_naming("FP8", "scheme int8")):
         npu.write([Case("fp8", torch.ones(2, 2)).prepare(HERE.device, 0)], new_counters(HERE.device, 1, npu.Counters))
 
 
