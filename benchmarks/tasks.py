@@ -24,7 +24,7 @@ from ascend_quant.files.whole_file import write_whole
 from benchmarks.models import Model, get_model
 from benchmarks.report import Outcome, console
 from launch import with_root
-from launch.processes import end_as_after_ctrl_c
+from launch.system.processes import end_as_after_ctrl_c
 
 SHOWN = 4000  # characters of a failed process's last words
 TASK, ANSWER, LOG = "task.pickle", "result.json", "log.txt"

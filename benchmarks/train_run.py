@@ -10,10 +10,10 @@ from pathlib import Path
 from ascend_quant.integrations.verl import EXACT
 from benchmarks import train_reward
 from benchmarks.report import Outcome
-from launch.child import run
 from launch.demo.training import is_exact, read_lines, scheme_of
 from launch.recipes import Recipe, load
 from launch.recipes.verl import text
+from launch.system.child import run
 
 TIMED = "timing_s/update_weights"  # verl's, of a weight sync
 TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"

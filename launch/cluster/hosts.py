@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ascend_quant.terminal.exits import DONE, FAILED
-from launch.cause import Cause, is_consequence, of_log
 from launch.cluster.record import DRIVER, Logs, Status, plain
 from launch.cluster.transport import Channel
-from launch.network import worker_range
+from launch.environment.network import worker_range
 from launch.nodes.checks import Clock, skew
 from launch.nodes.protocol import Event
+from launch.system.cause import Cause, is_consequence, of_log
 
 SILENT_SECONDS = 15
 Missing = list[tuple[str, str]]  # the address, and why

@@ -23,11 +23,12 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from launch import LaunchError, private
-from launch.cause import COLOUR
-from launch.inventory import Inventory
+from launch import LaunchError
+from launch.cluster.inventory import Inventory
 from launch.plan import Plan
 from launch.recipes.fields import Fields
+from launch.system import private
+from launch.system.cause import COLOUR
 
 RUNS = Path("runs")
 FILE = "run.json"

@@ -24,13 +24,13 @@ from rich.console import Console
 from ascend_quant.terminal.exits import DONE, FAILED, INTERRUPTED, NOT_FORMED, WRONG_USE
 from ascend_quant.terminal.progress import waiting
 from launch import LaunchError
-from launch.cause import Cause
 from launch.cluster.attempt import Attempt, Desk, Interrupt
 from launch.cluster.hosts import Outcome
 from launch.cluster.record import RUNNING, RUNS, Logs, Record, Status, find
 from launch.cluster.transport import end_on
 from launch.plan import Plan
-from launch.processes import still_running
+from launch.system.cause import Cause
+from launch.system.processes import still_running
 
 TOKEN = "RAY_AUTH_TOKEN"
 METRICS = "VERL_FILE_LOGGER_ROOT"

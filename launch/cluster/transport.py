@@ -14,11 +14,11 @@ from dataclasses import asdict
 from typing import Any
 
 from launch import LaunchError
-from launch.inventory import Inventory
+from launch.cluster.inventory import Inventory
 from launch.nodes.protocol import Event, parse
 from launch.plan import Plan
 from launch.plan.start import container_name, start_line
-from launch.processes import piped
+from launch.system.processes import piped
 
 CONNECT_SECONDS = 10
 ASK_SECONDS = 5

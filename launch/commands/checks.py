@@ -41,9 +41,9 @@ def doctor(
 
     from ascend_quant.terminal.progress import waiting
     from launch import LaunchError
+    from launch.cluster.inventory import load, this_machine
     from launch.doctor.checking import show
     from launch.doctor.hosts import examine
-    from launch.inventory import load, this_machine
     from launch.plan.job import places
     from launch.plan.make import locals_of, new_run
     from launch.recipes import load as load_recipe
@@ -122,8 +122,8 @@ def smoke(
 
 def _setting(steps: int, minutes: float) -> "Setting":
     """Make the smoke test's setting on the stack of the environment, with a new temporary folder."""
+    from launch.recipes.stacks import STACK_VARIABLE, all_pins
     from launch.smoke.setting import Setting
-    from launch.stacks import STACK_VARIABLE, all_pins
 
     stack, stacks = os.environ.get(STACK_VARIABLE) or "cpu", all_pins()
     if stack not in stacks:
@@ -138,8 +138,8 @@ def _try(setting: "Setting", wanted: list[str], out: Path | None, printed: bool)
 
     from ascend_quant.smoke.probes import UnknownProbe, is_in
     from ascend_quant.smoke.results import as_text
-    from launch.processes import end_as_after_ctrl_c
     from launch.smoke.parts import ALONE, smoke
+    from launch.system.processes import end_as_after_ctrl_c
 
     console = Console(stderr=printed)
     before = _earlier(out, setting, wanted, console) if out is not None else None

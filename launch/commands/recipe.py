@@ -130,7 +130,7 @@ def data(
 
     from ascend_quant.terminal.progress import Bars
     from launch import LaunchError
-    from launch.data import prepare
+    from launch.inputs.data import prepare
 
     if source and name is DataName.addition:
         fail(f"--from {source}: addition is generated, not copied: remove --from", WRONG_USE)

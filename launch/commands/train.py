@@ -18,7 +18,7 @@ from ascend_quant.terminal.exits import FAILED, WRONG_USE, fail
 from launch.commands.recipe import Changes, DataOption, RecipeName, of_data
 
 if TYPE_CHECKING:
-    from launch.inventory import Inventory
+    from launch.cluster.inventory import Inventory
     from launch.plan import Plan
 
 NOT_FORMED = 3  # a host would stop, or cannot be asked
@@ -60,8 +60,8 @@ def train(
     checked); 130 after Ctrl-C.
     """
     from launch import LaunchError
+    from launch.cluster.inventory import load, this_machine
     from launch.cluster.run import run
-    from launch.inventory import load, this_machine
     from launch.plan.job import places
     from launch.plan.make import locals_of, make, new_run
     from launch.recipes import load as load_recipe
@@ -92,7 +92,8 @@ def own_number(inventory: "Inventory", local: Sequence[bool], nodes: int) -> int
     Raises:
         LaunchError: none, several, or one that the recipe does not use.
     """
-    from launch import LaunchError, network
+    from launch import LaunchError
+    from launch.environment import network
 
     mine = [number for number, here in enumerate(local) if here]
     hosts = ", ".join(host.address for host in inventory.hosts)
@@ -169,8 +170,8 @@ def demo(
     from launch import LaunchError
     from launch.demo.report import run_demo
     from launch.demo.training import Choices, load_recipe
-    from launch.processes import end_as_after_ctrl_c
-    from launch.stacks import STACK_VARIABLE
+    from launch.recipes.stacks import STACK_VARIABLE
+    from launch.system.processes import end_as_after_ctrl_c
 
     if (stack := os.environ.get(STACK_VARIABLE, "cpu")) != "cpu":
         fail(

@@ -16,10 +16,10 @@ from typing import Any
 
 from ascend_quant.schemes import SCHEMES
 from launch import LaunchError
-from launch.child import last_errors, run
 from launch.demo.task import TINY, Addition
 from launch.recipes.files import FOLDER, read
 from launch.recipes.verl import leaves
+from launch.system.child import last_errors, run
 
 QAT = "-qat"  # an arm is named after the scheme of its rollout weights; so, if it is trained with fake quantization
 UNCORRECTED = "-uncorrected"  # or without importance weights

@@ -7,7 +7,7 @@ from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.drivers import NOT_ON_PATH
 from launch.doctor.facts import Devices, Facts, Wanted
 from launch.plan.start import ASCEND_DRIVER, NPU_SMI
-from launch.stacks import pins
+from launch.recipes.stacks import pins
 
 MOUNT_DRIVER = "docker run " + " ".join(f"-v {one}:{one}:ro" for one in (ASCEND_DRIVER, "/usr/local/dcmi", NPU_SMI[0]))
 NPU_FILES = ("davinci_manager", "devmm_svm", "hisi_hdc")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from launch.doctor.facts import MIB, Device, Devices, Holder
 from launch.plan.start import NPU_SMI
-from launch.processes import ask
+from launch.system.processes import ask
 
 try:
     import pynvml

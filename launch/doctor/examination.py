@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from launch.cluster.inventory import Inventory
 from launch.doctor import devices, drivers, machine, network, run, versions
 from launch.doctor.checking import Check, Finding
 from launch.doctor.facts import Devices, Facts, Software, Wanted
-from launch.inventory import Inventory
 from launch.plan.job import columns, imports, least_rows, prompt, saving
 from launch.recipes.fields import Recipe
 from launch.recipes.overrides import resolve
 from launch.recipes.settings import Paths, data_files
-from launch.software import missing, python_path
-from launch.stacks import STACK_VARIABLE, pins
+from launch.recipes.stacks import STACK_VARIABLE, pins
+from launch.system.software import missing, python_path
 
 MODULES = (versions, devices, network, machine, run)
 PACKAGES = (

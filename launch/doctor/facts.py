@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from launch.inventory import Ports
+from launch.cluster.inventory import Ports
 from launch.plan import Saving
-from launch.software import Import, Package
+from launch.system.software import Import, Package
 
 GIB, MIB = 1 << 30, 1 << 20
 

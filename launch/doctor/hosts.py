@@ -11,16 +11,16 @@ from itertools import groupby
 
 from pydantic import TypeAdapter
 
+from launch.cluster.inventory import Inventory
 from launch.cluster.transport import command, converse
 from launch.doctor.checking import Check, Finding, HostReport, Report, check, error, ok, warning
 from launch.doctor.examination import examine_here, wanted_here, wanted_of
 from launch.doctor.facts import Wanted
-from launch.inventory import Inventory
-from launch.network import is_here
+from launch.environment.network import is_here
 from launch.plan.start import start_line
 from launch.recipes.fields import Recipe
 from launch.recipes.settings import Paths
-from launch.stacks import pins
+from launch.recipes.stacks import pins
 
 EXAMINE_SECONDS = 120  # on a slow shared disk
 CONNECT_SECONDS = 3

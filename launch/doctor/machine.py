@@ -10,7 +10,7 @@ import psutil
 
 from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.facts import GIB, MIB, Facts, Machine, Wanted
-from launch.stacks import pins
+from launch.recipes.stacks import pins
 
 CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")  # version 2, version 1
 TEMPORARY = "/tmp"

@@ -14,10 +14,10 @@ from launch import LaunchError
 from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.drivers import npu_numbers
 from launch.doctor.facts import Facts, Link, Links, Network, Wanted
-from launch.network import choose, needed_ports, nics, taken_ports
-from launch.processes import ask
-from launch.software import product
-from launch.stacks import pins
+from launch.environment.network import choose, needed_ports, nics, taken_ports
+from launch.recipes.stacks import pins
+from launch.system.processes import ask
+from launch.system.software import product
 
 ADDRESSES = ("HCCL_IF_IP", "VLLM_HOST_IP")
 NAMES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")  # of NICs, with commas

@@ -5,13 +5,14 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from launch import existing, model
+from launch import existing
 from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.facts import GIB, Facts, Files, Wanted
-from launch.environment import environment as process_environment
+from launch.environment.resolve import environment as process_environment
+from launch.inputs import model
 from launch.nodes.checkpoints import lacking_room
 from launch.nodes.rows import lacking
-from launch.stacks import pins
+from launch.recipes.stacks import pins
 
 LEAST_OUT_GIB = 1
 OUT_GIB = {"none": 5, "gpu": 50, "npu": 50}

@@ -9,7 +9,8 @@ from ascend_quant.flashrl.usercustomize import clean, default_path
 from ascend_quant.integrations import seen
 from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.facts import Facts, Software, Wanted
-from launch.software import (
+from launch.recipes.stacks import Pins, pins
+from launch.system.software import (
     CHIP_VARIABLE,
     Package,
     cann_version,
@@ -21,7 +22,6 @@ from launch.software import (
     public,
     sources,
 )
-from launch.stacks import Pins, pins
 
 # The first driver (Ascend HDK) of a CANN, by the release notes of CANN 8.5.0 and 9.1.0 on hiascend.com:
 # CANNCommunityEdition/850/releasenote, CANNCommunityEdition/910/softwareinst/releasenote/9.1.0.

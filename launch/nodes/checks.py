@@ -9,18 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch import LaunchError, model, network, port_guard, private
+from launch import LaunchError, port_guard
 from launch.doctor import drivers
 from launch.doctor.examination import in_the_way, versions_of
 from launch.doctor.facts import Wanted
 from launch.doctor.versions import software
-from launch.environment import environment
-from launch.network import Wire
+from launch.environment import network
+from launch.environment.network import Wire
+from launch.environment.resolve import environment
+from launch.inputs import model
 from launch.nodes.checkpoints import lacking_room
 from launch.nodes.rows import lacking
 from launch.plan import NodePlan
-from launch.software import has_module
-from launch.stacks import pins
+from launch.recipes.stacks import pins
+from launch.system import private
+from launch.system.software import has_module
 
 DATA = ("gsm8k", "dapo-math-17k", "addition")  # that ./run.sh data makes, each in a folder of its name
 ALLOWED_SECONDS = 5  # that clocks may differ by

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch import LaunchError, network
+from launch import LaunchError
+from launch.environment import network
 from launch.nodes import ray_node
 from launch.nodes.protocol import Emit
 from launch.nodes.ray_node import Part, RayNode, client, joined

@@ -22,15 +22,17 @@ from typing import Any
 
 import psutil
 
-from launch import LaunchError, network, private, with_root
-from launch.environment import node_environment, overruled
-from launch.network import Wire
+from launch import LaunchError, with_root
+from launch.environment import network
+from launch.environment.network import Wire
+from launch.environment.resolve import node_environment, overruled
+from launch.environment.variables import OTHER_CLUSTERS
 from launch.nodes.checks import Checked
 from launch.nodes.protocol import Emit, Orders
 from launch.plan import NodePlan
-from launch.processes import MARK, end_run, mapped_segments, of_run, remove
-from launch.stacks import pins
-from launch.variables import OTHER_CLUSTERS
+from launch.recipes.stacks import pins
+from launch.system import private
+from launch.system.processes import MARK, end_run, mapped_segments, of_run, remove
 
 END_SECONDS = 10
 LAST_WORDS_SECONDS = 2

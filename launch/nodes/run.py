@@ -18,14 +18,15 @@ from typing import Any, TextIO
 import psutil
 
 from ascend_quant.terminal.exits import DONE, FAILED, NOT_FORMED, WRONG_USE
-from launch import LaunchError, network, port_guard
+from launch import LaunchError, port_guard
 from launch.doctor import hosts
+from launch.environment import network
 from launch.nodes import head, ray_node, worker
 from launch.nodes.checks import Checked, check, compared, find, kernel_kills
 from launch.nodes.protocol import Emit, Orders, emitter
 from launch.nodes.ray_node import Part, variables
 from launch.plan import NodePlan
-from launch.processes import OPEN_FILES, end_all, end_run, of_run
+from launch.system.processes import OPEN_FILES, end_all, end_run, of_run
 
 NODE_SECONDS = 30
 LARGEST = 256 << 10  # bytes of a log, from its end

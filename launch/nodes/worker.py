@@ -15,7 +15,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from launch import LaunchError
-from launch.network import daemon_ports
+from launch.environment.network import daemon_ports
 from launch.nodes import ray_node
 from launch.nodes.checks import Clock, skew
 from launch.nodes.ray_node import Part, authentication, joined, wait_for_head

@@ -8,9 +8,9 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from launch import private
-from launch.inventory import Inventory
-from launch.software import Import
+from launch.cluster.inventory import Inventory
+from launch.system import private
+from launch.system.software import Import
 
 Layer = tuple[str, dict[str, str]]  # who says so (recipe, inventory, host, shell), and the variables
 

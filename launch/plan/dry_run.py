@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
 
-from launch import LaunchError, network
-from launch.environment import node_environment
-from launch.network import Wire
+from launch import LaunchError
+from launch.environment import network
+from launch.environment.network import Wire
+from launch.environment.resolve import node_environment
+from launch.environment.variables import override_shown, shown, without_secrets
 from launch.plan import Job, NodePlan, Plan
 from launch.plan.start import mounts
-from launch.variables import override_shown, shown, without_secrets
 
 Ask = Callable[[Plan, int], dict[str, Any]]
 

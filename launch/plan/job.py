@@ -6,8 +6,8 @@ the hosts. For checkpoints the job has their interval, number and size.
 verl imports most modules late, in a worker, and ignores some failures (`workers/engine/__init__.py` only warns that an
 engine is not available), so that a run dies minutes after its start with a misleading message. So the list of imports
 is made in advance, from verl 0.9.1's sources; each host looks for the modules without importing them
-(launch/software.py). The list does not include verl's own requirements, which are installed with verl, nor what the
-user's reward file or data need.
+(launch/system/software.py). The list does not include verl's own requirements, which are installed with verl, nor what
+the user's reward file or data need.
 """
 
 import os
@@ -15,15 +15,15 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 
 from launch import ROOT, LaunchError
-from launch.inventory import Inventory, Ports
-from launch.model import place
+from launch.cluster.inventory import Inventory, Ports
+from launch.inputs.model import place
 from launch.plan import Job, Layer, Saving
 from launch.recipes import Paths, Recipe, paths_of
 from launch.recipes.overrides import Resolved
 from launch.recipes.settings import ENVIRONMENT, data_files, uses_plugin
+from launch.recipes.stacks import pins
 from launch.recipes.verl import ACTOR, EAGER, MODEL, RELEASE, ROLLOUT, TRANSFORMER, verl_of
-from launch.software import Import
-from launch.stacks import pins
+from launch.system.software import Import
 
 RANKS = f"{ROLLOUT}.tensor_model_parallel_size"
 EXPERT_RANKS = f"{ROLLOUT}.expert_parallel_size"

@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from ascend_quant.integrations.verl.training import attention_settings as attention
-from launch import LaunchError, network
-from launch.environment import not_handed_on, of_shell, rows
-from launch.inventory import Host, Inventory
-from launch.model import of_hub
+from launch import LaunchError
+from launch.cluster.inventory import Host, Inventory
+from launch.environment import network
+from launch.environment.resolve import not_handed_on, of_shell, rows
+from launch.environment.variables import without_secrets_in
+from launch.inputs.model import of_hub
 from launch.plan import Layer, NodePlan, Plan
 from launch.plan import job as jobs
 from launch.plan.job import columns, imports, key, last_value, needs, saving, under
@@ -21,9 +23,8 @@ from launch.recipes import Paths, Recipe, resolve
 from launch.recipes.effective import told
 from launch.recipes.overrides import refused
 from launch.recipes.settings import environment
+from launch.recipes.stacks import pins
 from launch.recipes.verl import verl_of
-from launch.stacks import pins
-from launch.variables import without_secrets_in
 
 
 def new_run() -> str:

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 
 from launch import IS_CHECKOUT
-from launch.inventory import Devices, Inventory
+from launch.cluster.inventory import Devices, Inventory
 from launch.plan.job import project_of
-from launch.processes import OPEN_FILES
+from launch.system.processes import OPEN_FILES
 
 NODE = ("-m", "launch", "node")
 PYTHON = ".venv/bin/python" if IS_CHECKOUT else sys.executable  # in a container that is a host all are of one image

@@ -18,10 +18,10 @@ from typing import Any
 
 from ascend_quant.integrations.verl import cpu_settings
 from launch import with_root
+from launch.environment.variables import without_secrets_in
 from launch.plan import Plan
 from launch.recipes.overrides import OPEN
 from launch.recipes.verl import ACTOR, ROLLOUT, leaves, verl_of
-from launch.variables import without_secrets_in
 
 RESUME = ("auto", "disable", "resume_path")
 ENGINE = "model_engine"  # chooses files of verl's configuration

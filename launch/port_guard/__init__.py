@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 
-from launch import LaunchError, network
+from launch import LaunchError
+from launch.environment import network
 
 SOURCE = Path(__file__).with_name("port_guard.c")
 COMPILERS = ("cc", "gcc", "clang")

@@ -3,13 +3,13 @@
 import shlex
 from typing import Any
 
+from launch.environment.variables import override_shown, secret, tree_shown, without_secrets
 from launch.recipes.effective import told
 from launch.recipes.fields import Recipe
 from launch.recipes.files import load, names
 from launch.recipes.overrides import resolve
 from launch.recipes.settings import Paths
 from launch.recipes.verl import verl_of
-from launch.variables import override_shown, secret, tree_shown, without_secrets
 
 COLUMNS = ("recipe", "rollout", "training", "devices", "stack")
 

@@ -6,7 +6,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from ascend_quant.integrations.verl import EXACT
 from ascend_quant.schemes import UnknownScheme, get_scheme
-from launch import ROOT, variables
+from launch import ROOT
+from launch.environment import variables
 
 Stack = Literal["cpu", "ascend-cann8.5", "ascend-cann9.1", "cuda13"]
 Count = Annotated[int, Field(ge=1)]

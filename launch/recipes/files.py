@@ -17,9 +17,9 @@ from pydantic import BaseModel, ValidationError
 from ascend_quant.files.documents import BadDocument, parse_yaml, read_yaml
 from ascend_quant.integrations.verl import EXACT
 from launch import ROOT, LaunchError
+from launch.environment.variables import secret
 from launch.recipes.fields import Recipe
 from launch.recipes.rules import problems
-from launch.variables import secret
 
 Model = TypeVar("Model", bound=BaseModel)
 FOLDER = ROOT / "configs" / "recipes"

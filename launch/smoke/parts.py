@@ -22,7 +22,7 @@ from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, SCHEMA, Resul
 from launch.doctor.drivers import devices as devices_of
 from launch.smoke.setting import LAUNCH, Setting
 from launch.smoke.training import NAN, TRAIN, train
-from launch.software import CHIP_VARIABLE
+from launch.system.software import CHIP_VARIABLE
 
 START_S = 75  # until the first probe begins: it imports torch and vLLM, and starts the driver
 DOCTOR_S = 60

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ascend_quant.smoke.probes import probes_for
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, SCHEMA, Result, in_short
-from launch import ROOT, LaunchError, generated
+from launch import ROOT, LaunchError
+from launch.pages import sections
 from launch.smoke.training import NAN, TRAIN
 
 COMMAND = "./run.sh smoke --read FILE --write"
@@ -95,4 +96,4 @@ def pages(files: Sequence[Read], root: Path | None = None) -> dict[Path, str]:
         LaunchError: they are not here, or have lost their marks.
     """
     root = root or ROOT
-    return {root / page: generated.replaced(root / page, COMMAND, table(page, files)) for page in PAGES}
+    return {root / page: sections.replaced(root / page, COMMAND, table(page, files)) for page in PAGES}

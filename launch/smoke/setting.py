@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.child import Ended, run
+from launch.system.child import Ended, run
 
 LAUNCH = (sys.executable, "-m", "launch")
 DEVICES = {"none": "cpu", "npu": "npu", "gpu": "cuda"}  # of stacks, as torch calls them

@@ -10,7 +10,6 @@ from ascend_quant.integrations.verl.training.attention_settings import LIBRARY
 from ascend_quant.smoke import SPOILT
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
 from launch import LaunchError
-from launch.child import Ended
 from launch.demo.report import receipt, step_record
 from launch.demo.training import read_lines
 from launch.doctor.drivers import devices as devices_of
@@ -18,6 +17,7 @@ from launch.doctor.facts import GIB, Devices
 from launch.doctor.machine import machine
 from launch.recipes import load
 from launch.smoke.setting import LAUNCH, Setting
+from launch.system.child import Ended
 
 DATA_S = 300
 TRAIN_S = {"cpu": 1200, "cuda": 660, "npu": 660}

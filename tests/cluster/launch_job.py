@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from launch import inventory as inventories
+from launch.cluster import inventory as inventories
 from launch.cluster.run import run
 from launch.plan import Job, Plan
 from launch.plan.make import locals_of, make, new_run

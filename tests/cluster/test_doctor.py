@@ -7,7 +7,7 @@ import pytest
 from cluster.host import PROJECT, PYTHON
 from cluster.launches import Launches
 
-pytestmark = pytest.mark.long("launch/doctor", "launch/inventory.py", "tests/cluster")
+pytestmark = pytest.mark.long("launch/doctor", "launch/cluster/inventory.py", "tests/cluster")
 
 
 @pytest.mark.parametrize("off", [False, True])

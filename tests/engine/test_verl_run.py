@@ -36,7 +36,7 @@ from verl_runs import (
 )
 
 from launch import ROOT
-from launch.data import prepare as prepare_data
+from launch.inputs.data import prepare as prepare_data
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import trainings
 
-from launch.processes import MARK, mark, of_run
+from launch.system.processes import MARK, mark, of_run
 
 RECIPE = "qwen2.5-7b-int8-gsm8k-h100"
 STEPS = 200  # more than there is time for

@@ -16,7 +16,7 @@ from bake_file import arguments
 from docker_engine.engine import Engine
 from unit.npu_tools import A2_BOARD, A2_TABLE, A3_BOARD, A3_TABLE, write_npu_smi
 
-from launch.stacks import pins
+from launch.recipes.stacks import pins
 
 TARGETS = {"ascend-cann8_5-a2": ("ascend-cann8.5", "A2"), "ascend-cann9_1-a3": ("ascend-cann9.1", "A3")}
 REVISION = "0123456789abcdef0123456789abcdef01234567"

@@ -6,7 +6,7 @@ import socket
 import sys
 from pathlib import Path
 
-from launch.inventory import Inventory
+from launch.cluster.inventory import Inventory
 from launch.plan import Job, NodePlan, Plan
 from launch.plan.start import start_line
 

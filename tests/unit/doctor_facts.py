@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from launch.doctor.checking import Check
 from launch.doctor.facts import GIB, Device, Devices, Facts, Files, Link, Links, Machine, Network, Software, Wanted
-from launch.software import Package
-from launch.stacks import pins
+from launch.recipes.stacks import pins
+from launch.system.software import Package
 
 PYTHONS = {"cpu": "3.11.7", "ascend-cann8.5": "3.10.12", "ascend-cann9.1": "3.12.4", "cuda13": "3.12.4"}
 NPU_FILES = ("davinci0", "davinci1", "davinci_manager", "devmm_svm", "hisi_hdc")

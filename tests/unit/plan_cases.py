@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launch import inventory as inventories
-from launch.inventory import Inventory
+from launch.cluster import inventory as inventories
+from launch.cluster.inventory import Inventory
 from launch.plan import Plan
 from launch.plan.job import places
 from launch.plan.make import make, problems

@@ -10,7 +10,7 @@ import tomllib
 from bake_file import IMAGES, TEXT, UNKNOWN, arguments, dockerfile, sources
 
 from launch import ROOT
-from launch.stacks import all_pins
+from launch.recipes.stacks import all_pins
 
 FAMILIES = {"A2": "910b", "A3": "a3"}  # in the names of CANN's images
 SOCS = {"A2": "ascend910b", "A3": "ascend910_93"}

@@ -14,8 +14,8 @@ from benchmarks.sync import Sync
 from benchmarks.train_files import write_model, write_prompts
 from benchmarks.train_reward import compute_score
 from benchmarks.train_run import Arm, as_options, fields_for
-from launch.child import Ended
 from launch.recipes import Paths, load, resolve
+from launch.system.child import Ended
 
 RECIPE = "qwen2.5-7b-int8-gsm8k-h100"
 ARM = Arm(RECIPE, "qwen2.5-7b", "int8", 256, 4096, 4, 2)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from launch.cause import cause_in, is_consequence, of_log
 from launch.cluster.hosts import HostState, JobEnd, Progress
 from launch.cluster.record import DRIVER, Logs, Status
+from launch.system.cause import cause_in, is_consequence, of_log
 
 RECORDED = Path(__file__).parent / "data" / "cause"  # of real runs; most frames and machine paths are taken out
 

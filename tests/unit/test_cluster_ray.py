@@ -17,8 +17,8 @@ import psutil
 import pytest
 from cluster_cases import PROJECT, free_ports, new_run
 
-from launch.private import run_folder
-from launch.processes import of_run, signal_each
+from launch.system.private import run_folder
+from launch.system.processes import of_run, signal_each
 
 pytest.importorskip("ray")
 

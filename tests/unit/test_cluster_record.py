@@ -14,8 +14,8 @@ from naming import has_line_naming, line_naming
 
 from launch import LaunchError
 from launch.cluster import run
+from launch.cluster.inventory import Host, Inventory, Ssh
 from launch.cluster.record import Logs, Record, find
-from launch.inventory import Host, Inventory, Ssh
 
 
 def test_a_record_holds_what_stop_needs_and_no_secret(tmp_path):

@@ -15,8 +15,8 @@ from naming import has_line_naming
 
 from launch import LaunchError
 from launch.cluster import transport
+from launch.cluster.inventory import Host, Inventory, Ssh
 from launch.cluster.transport import may_pass, reason
-from launch.inventory import Host, Inventory, Ssh
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 needs_sshd = pytest.mark.skipif(SSHD is None, reason="needs sshd: apt-get install openssh-server")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from bake_file import IMAGES
 
-from launch.inventory import Devices, this_machine
+from launch.cluster.inventory import Devices, this_machine
 from launch.plan.start import ASCEND_ADDRESSES, NPU_SMI, RDMA_DEVICES, container
 
 ROOT = Path(__file__).parents[2]

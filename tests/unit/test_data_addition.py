@@ -10,10 +10,10 @@ from naming import line_naming
 from safetensors.torch import load_file
 
 from launch import LaunchError
-from launch.data import prepare
 from launch.demo import training
 from launch.demo.reward import compute_score
 from launch.demo.task import build_model
+from launch.inputs.data import prepare
 from launch.recipes import load, paths_of
 
 

@@ -9,7 +9,7 @@ from data_cases import GSM8K, gsm8k_copy, math_copy, math_row, read, verl_rows, 
 from naming import has_line_naming
 
 from launch import LaunchError
-from launch.data import prepare
+from launch.inputs.data import prepare
 
 ANSWERS = ["7", "1200", "-5"]
 TRAIN = [math_row("One?", "34", "a1"), math_row("Two?", "-3", "b2"), math_row("Three?", "1007", "c3")]

@@ -13,12 +13,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from launch import ROOT, LaunchError
-from launch.child import last_errors
 from launch.commands import app
 from launch.commands.train import demo_arms
 from launch.demo import report, training
 from launch.demo import task as models
 from launch.demo.reward import compute_score
+from launch.system.child import last_errors
 
 CHOICES = training.Choices(("bf16", "int8"), 7, 3, "qwen2")
 

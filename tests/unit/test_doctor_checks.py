@@ -14,7 +14,7 @@ from launch.doctor.examination import CHECKS, judged
 from launch.doctor.examination import traits as traits_of
 from launch.doctor.facts import GIB, Device, Devices, Facts, Files, Holder, Link, Links, Network
 from launch.doctor.machine import FULLEST
-from launch.software import Import, Package, product
+from launch.system.software import Import, Package, product
 
 BRIDGE = Import("megatron.bridge", "the trainer", "take another recipe")
 SOFTWARE, NETWORK, MACHINE = well().software, well().network, well().machine

@@ -20,7 +20,7 @@ from launch.doctor.facts import Wanted
 from launch.doctor.network import network
 from launch.doctor.run import files
 from launch.doctor.versions import patched, software
-from launch.software import Package, installed_packages
+from launch.system.software import Package, installed_packages
 
 
 def test_the_run_s_ports_and_the_wire():

@@ -11,12 +11,12 @@ import pytest
 from naming import has_line_naming
 from rich.console import Console
 
+from launch.cluster.inventory import Inventory
 from launch.doctor import hosts
 from launch.doctor.checking import Finding, HostReport, Report, show
 from launch.doctor.examination import wanted_here, wanted_of
 from launch.doctor.facts import Wanted
 from launch.doctor.hosts import REQUEST, alike, asked, examine, reach, reached, reaching, request
-from launch.inventory import Inventory
 from launch.recipes import load, paths_of
 
 PROJECT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from npu_tools import A2_BOARD, A2_TABLE, A3_BOARD, A3_TABLE, write_hccn_tool, w
 from launch.doctor.drivers import NOT_ON_PATH, npus
 from launch.doctor.facts import Device, Holder, Link
 from launch.doctor.network import links
-from launch.software import cann_version, product
+from launch.system.software import cann_version, product
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.environment import (
+from launch.environment.resolve import (
     ALL,
     ASCEND,
     CPU,
@@ -20,7 +20,7 @@ from launch.environment import (
     overruled,
     rows,
 )
-from launch.variables import OF_THE_LAUNCHER, OTHER_CLUSTERS, SECRETS
+from launch.environment.variables import OF_THE_LAUNCHER, OTHER_CLUSTERS, SECRETS
 
 DOCS = Path(__file__).parents[2] / "docs"
 VALUES = {

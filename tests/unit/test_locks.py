@@ -13,8 +13,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from launch import ROOT
-from launch.software import public
-from launch.stacks import all_pins
+from launch.recipes.stacks import all_pins
+from launch.system.software import public
 
 NAMES = sorted(file.stem for file in LOCKS.glob("*.in"))
 # What has no hash in public, and is in no index that was reached when the locks were made.

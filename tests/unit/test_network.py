@@ -7,8 +7,9 @@ import struct
 import pytest
 from naming import has_line_naming, line_naming
 
-from launch import LaunchError, network
-from launch.network import Wire
+from launch import LaunchError
+from launch.environment import network
+from launch.environment.network import Wire
 
 SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of a NIC
 FOUND = {

@@ -15,17 +15,19 @@ from cluster_cases import node_plan
 from naming import has_line_naming, line_naming
 from npu_tools import A2_BOARD, A2_TABLE, A3_BOARD, A3_TABLE, one_card, write_npu_smi, write_tool
 
-from launch import LaunchError, network, private
+from launch import LaunchError
 from launch.doctor import drivers
 from launch.doctor.drivers import npu_numbers
 from launch.doctor.facts import Wanted
 from launch.doctor.run import files
+from launch.environment import network
 from launch.nodes import checks
 from launch.nodes.checkpoints import lacking_room
 from launch.nodes.checks import compared
 from launch.nodes.ray_node import variables
 from launch.plan import Saving
-from launch.software import Import
+from launch.system import private
+from launch.system.software import Import
 
 
 def test_a_taken_port_is_told_with_the_process_that_has_it():

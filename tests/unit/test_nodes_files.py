@@ -10,12 +10,12 @@ from cluster_cases import node_plan
 from naming import has_line_naming, line_naming
 
 from launch import LaunchError
-from launch.network import Wire
+from launch.environment.network import Wire
 from launch.nodes import run, worker
 from launch.nodes.checks import Checked, skew
 from launch.nodes.head import Tail
 from launch.nodes.ray_node import variables
-from launch.software import sources
+from launch.system.software import sources
 
 
 def test_tail_gives_every_line_once_and_whole(tmp_path):

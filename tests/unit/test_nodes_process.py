@@ -12,7 +12,7 @@ from cluster_cases import PROJECT, new_run, node_plan
 from naming import has_line_naming
 
 from launch.nodes import protocol
-from launch.processes import MARK, of_run
+from launch.system.processes import MARK, of_run
 
 NODE = [sys.executable, "-m", "launch", "node"]
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from cluster_cases import new_run, node_plan
 
-from launch import LaunchError, network
-from launch.network import Wire
+from launch import LaunchError
+from launch.environment import network
+from launch.environment.network import Wire
 from launch.nodes.ray_node import GAVE_UP, RayNode, joined, start_command
-from launch.private import run_folder
-from launch.processes import MARK, of_run
+from launch.system.private import run_folder
+from launch.system.processes import MARK, of_run
 
 WIRE = Wire("eth0", "192.0.2.11", "ipv4")
 

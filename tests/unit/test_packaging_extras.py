@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from launch import ROOT
-from launch.stacks import all_pins
+from launch.recipes.stacks import all_pins
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 BASE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]

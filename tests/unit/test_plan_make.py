@@ -14,7 +14,7 @@ from naming import has_line_naming
 from plan_cases import RUN, TWO_A2, inventory, plan
 
 from launch import LaunchError
-from launch.inventory import Inventory, Ports
+from launch.cluster.inventory import Inventory, Ports
 from launch.plan import NodePlan, job
 from launch.plan.job import places
 from launch.plan.start import ASCEND_ADDRESSES, NPU_SMI, RDMA_DEVICES, start_line

@@ -5,7 +5,8 @@ import stat
 
 import pytest
 
-from launch import LaunchError, private
+from launch import LaunchError
+from launch.system import private
 
 RUN = "20261123-101112-abcd"
 

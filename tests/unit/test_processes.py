@@ -9,7 +9,7 @@ import psutil
 import pytest
 from naming import has_line_naming
 
-from launch.processes import ProcessTree, ask, still_running
+from launch.system.processes import ProcessTree, ask, still_running
 
 
 @pytest.mark.parametrize(

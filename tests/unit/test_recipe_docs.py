@@ -15,9 +15,9 @@ from typing import NamedTuple
 import bake_file
 import pytest
 
-from launch.environment import rows as variables
+from launch.environment.resolve import rows as variables
 from launch.recipes import command, load, names, paths_of, resolve
-from launch.stacks import all_pins, pins
+from launch.recipes.stacks import all_pins, pins
 
 DOCS = Path(__file__).parents[2] / "docs"
 LOW_PRECISION = ("low_precision.md", "low_precision.zh.md")

@@ -7,7 +7,7 @@ import yaml
 from naming import has_line_naming, line_naming
 
 from launch import ROOT, LaunchError
-from launch.environment import TABLE, rows
+from launch.environment.resolve import TABLE, rows
 from launch.recipes import Paths, load, names, resolve
 from launch.recipes.files import FOLDER, merged
 

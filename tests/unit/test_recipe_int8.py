@@ -5,7 +5,7 @@ import re
 import pytest
 from test_recipe_verl_commit import parsed
 
-from launch.environment import TABLE
+from launch.environment.resolve import TABLE
 from launch.recipes import load, names, paths_of, resolve
 from launch.recipes.verl import leaves
 

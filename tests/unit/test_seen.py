@@ -11,8 +11,8 @@ from packaging.requirements import Requirement
 from ascend_quant.integrations import seen
 from launch import ROOT
 from launch.doctor import versions
-from launch.software import Package
-from launch.stacks import all_pins
+from launch.recipes.stacks import all_pins
+from launch.system.software import Package
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 

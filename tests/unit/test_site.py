@@ -11,7 +11,9 @@ import pytest
 import yaml
 from command_cases import commands, understood
 
-from launch import ROOT, LaunchError, generated, pages
+from launch import ROOT, LaunchError
+from launch.pages import reference, sections
+from launch.pages import site as pages
 
 ENGLISH_ALONE = {"cli", "npu_ops"}  # written by programs; nav says so
 OF_ROOT = ["README", "SECURITY", "CHANGELOG"]  # CONTRIBUTING has both languages in one file
@@ -110,11 +112,11 @@ def test_markdown_for_the_site(repository: str | None, text: str, made: str):
 
 
 def test_the_page_of_commands_is_their_help():
-    assert pages.FILE.read_text() == pages.page(), "stale: run `python -m launch.pages`"
+    assert reference.FILE.read_text() == reference.page(), "stale: run `python -m launch.pages`"
 
 
 def test_the_table_of_recipes_is_theirs():
-    for file, text in pages.with_tables().items():
+    for file, text in reference.with_tables().items():
         assert file.read_text() == text, "stale: run `python -m launch.pages`"
 
 
@@ -122,10 +124,10 @@ def test_the_table_of_recipes_is_theirs():
 def test_a_page_that_has_lost_a_mark_is_left_as_it_is(tmp_path: Path, text: str):
     (page := tmp_path / "page.md").write_text(text)
     with pytest.raises(LaunchError, match=rf"make: {re.escape(str(page))}"):
-        generated.replaced(page, "make", "| b |\n")
+        sections.replaced(page, "make", "| b |\n")
     page.write_text("before\n<!-- by make -->\n| a |\n<!-- until here -->\nafter\n<!-- until here -->\n")
     wanted = page.read_text().replace("| a |", "| b |")
-    assert generated.replaced(page, "make", "| b |\n") == wanted
+    assert sections.replaced(page, "make", "| b |\n") == wanted
 
 
 OF_THE_SHELL = {"bench", "help", "lint", "setup", "test"}  # run.sh's own

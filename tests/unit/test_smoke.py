@@ -36,15 +36,15 @@ from ascend_quant.smoke import SPOILT, engine, generation, installed, kernels, o
 from ascend_quant.smoke.npu import speed
 from ascend_quant.smoke.probes import NotPossible, On, Probe, Seen, carry_out
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
-from launch import child as children
 from launch import recipes
-from launch.child import Ended
 from launch.commands import app
 from launch.doctor.checking import Finding, HostReport, Report
 from launch.doctor.facts import GIB, Device, Devices
 from launch.smoke import parts, training
 from launch.smoke import setting as shared
 from launch.smoke.setting import Setting
+from launch.system import child as children
+from launch.system.child import Ended
 
 CPU = On(torch.device("cpu"))
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from ascend_quant.smoke.probes import probes_for
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result, as_text, document
-from launch import generated
 from launch.commands import app
+from launch.pages import sections
 from launch.smoke import parts, reading
 from launch.smoke.setting import Setting
 
@@ -99,7 +99,7 @@ def test_both_pages_say_what_was_read_and_are_unwritten(a_run, tmp_path, monkeyp
 
 @pytest.mark.parametrize("page", reading.PAGES)
 def test_a_page_has_every_probe_and_no_verdict_of_its_own(page):
-    section = (reading.ROOT / page).read_text().split(generated.mark(reading.COMMAND))[1].split(generated.END)[0]
+    section = (reading.ROOT / page).read_text().split(sections.mark(reading.COMMAND))[1].split(sections.END)[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
     assert [row[0].strip("`") for row in rows] == NAMES
     if reading.PAGES[page][1] in section:

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from source_facts import imports, requires
 from test_locks import MISSING
 
-from launch.stacks import all_pins
+from launch.recipes.stacks import all_pins
 
 FACTS = yaml.safe_load((Path(__file__).parent / "data" / "source_builds.yaml").read_text())
 SOURCES = [(stack, name) for stack, pins in all_pins().items() for name in pins.sources]

@@ -3,7 +3,7 @@
 import re
 
 from launch import ROOT
-from launch.stacks import all_pins
+from launch.recipes.stacks import all_pins
 
 
 def test_the_cpu_stack_is_its_lock():

@@ -17,10 +17,10 @@ from plan_cases import TWO_A2, facts, plan
 from test_first_day import ROOT, blocks, inventories
 
 from launch import recipes
-from launch.inventory import load
+from launch.cluster.inventory import load
 from launch.plan.dry_run import ask_all, described
 from launch.plan.job import places
-from launch.stacks import pins
+from launch.recipes.stacks import pins
 
 PAGES = [(ROOT / "docs" / name).read_text() for name in ("cluster.md", "cluster.zh.md")]
 HOSTS = "two-a2-train-0.two-a2,two-a2-train-1.two-a2"  # as Volcano's svc plugin names the pods

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.variables import shown, without_secrets_in
+from launch.environment.variables import shown, without_secrets_in
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import yaml
 from bake_file import IMAGES, UNKNOWN, arguments
 
 from launch import ROOT
-from launch.stacks import pins
+from launch.recipes.stacks import pins
 
 ACTIONS = sorted((ROOT / ".github/actions").glob("*/action.yml"))
 TEXTS = {file.stem: file.read_text() for file in sorted((ROOT / ".github/workflows").glob("*.yml"))}

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch import with_root
-from launch.cause import of_log, split
-from launch.environment import environment
-from launch.processes import ProcessTree
+from launch.environment.resolve import environment
+from launch.system.cause import of_log, split
+from launch.system.processes import ProcessTree
 
 POLL_SECONDS = 0.2
 LOOK_EVERY = 20  # polls: going through all processes costs time that they need

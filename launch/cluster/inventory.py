@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PlainValidator
 
 from ascend_quant.files.documents import BadDocument, read_yaml
-from launch import ROOT, LaunchError, variables
+from launch import ROOT, LaunchError
+from launch.environment import variables
 from launch.recipes.fields import Fields, Stack
 from launch.recipes.files import checked, nearest
 

@@ -1,0 +1,1 @@
+"""Environment variables of a run (resolve, variables) and the network interface of a host (network)."""
