@@ -2,6 +2,7 @@
 
 options.py    what a user may set
 loading.py    every copy into a resident parameter, whichever of the engine's loaders makes it
+source.py     the tensor that the loaders have just received: how much of it has been written
 layout.py     weights in another layout than a checkpoint's (NPUs, int4), and their stand-ins for the loaders
 unmatched.py  tensors that are right to come though a rank has no place for them
 """

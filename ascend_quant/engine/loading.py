@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ascend_quant.engine.misnamed import misnamed
 from ascend_quant.engine.smoothing import Smoothing
+from ascend_quant.engine.source import Source
 from ascend_quant.engine.unmatched import UnmatchedWeights
 from ascend_quant.kernels.storage import CODES
 from ascend_quant.refit import Refit, RefitError
-from ascend_quant.refit.matrices import offset_in
-from ascend_quant.refit.plan import Entry, together
+from ascend_quant.refit.plan import together
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.schemes.tensors import FLOATS, one_by_one
 from ascend_quant.transfer import prequantized
@@ -122,7 +122,7 @@ class Loading(TorchDispatchMode):
         self.refit.received.count(1, source.nbytes)
         self.refit.record(source.name, source.entry)
 
-    def _refused(self, source: "Source", error: Exception) -> RefitError:
+    def _refused(self, source: Source, error: Exception) -> RefitError:
         """Return the error for a tensor that the engine's own loader refuses, which may list all known names."""
         came, known = tuple(source.entry.shape), self.refit.plan.entries.get(source.name)
         if known is not None and known.shape != source.entry.shape:
@@ -135,7 +135,7 @@ class Loading(TorchDispatchMode):
         entries = self.refit.plan.entries or {one.name for one in self.residents.values() if one is not None}
         return misnamed(prequantized.parted(name)[0], {prequantized.parted(known)[0] for known in entries})
 
-    def _unplaced(self, source: "Source") -> RefitError:
+    def _unplaced(self, source: Source) -> RefitError:
         """Return the error for a tensor of which nothing was written."""
         name = source.name
         if any(resident is not None and resident.name == name for resident in self.residents.values()):
@@ -191,7 +191,7 @@ class Loading(TorchDispatchMode):
                 raise
             raise RefitError(f"{self._name()} -> {error}") from error
 
-    def _copy(self, source: "Source", resident: ResidentWeight, target: torch.Tensor, shard: torch.Tensor) -> None:
+    def _copy(self, source: Source, resident: ResidentWeight, target: torch.Tensor, shard: torch.Tensor) -> None:
         own = source.holds(shard)
         base = source.tensor if own else shard
         resident.check_dtype(source.tensor.dtype, source.coded)  # whatever a loader makes of it
@@ -215,7 +215,7 @@ class Loading(TorchDispatchMode):
             self.refit.batch.flush()  # a loader's own tensor lives until it returns
 
     def _by_profile(
-        self, source: "Source", resident: ResidentWeight, shard: torch.Tensor, own: bool
+        self, source: Source, resident: ResidentWeight, shard: torch.Tensor, own: bool
     ) -> tuple[bool, torch.Tensor | None]:
         """Return whether the shard is quantized without rounding to BF16, and its rows' frozen scales."""
         smoothing = self.smoothing
@@ -255,53 +255,3 @@ def guard(loader: Callable[..., Any], name: str, loading: Callable[[], bool]) ->
         return loader(*args, **kwargs)
 
     return guarded
-
-
-class Source:
-    """A tensor of the checkpoint or the trainer, with the number of elements written so far."""
-
-    def __init__(self, name: str, tensor: torch.Tensor, slot: int, sent: torch.Tensor, coded: bool):
-        self.name, self.tensor, self.slot, self.taken, self.padded = name, tensor, slot, 0, False
-        self.skipped = False  # by design, says the engine's loader
-        self.elsewhere: str | None = None  # what it was copied into that is not resident
-        self.sizes: dict[str, dict[int, int]] = {}  # by resident, see `ResidentWeight.whole_sizes`
-        self.nbytes, self.coded = sent.nbytes, coded  # as it was sent
-        self.entry = Entry(sent.shape, prequantized=coded)
-
-    def wanted(self) -> int | None:
-        """Return how many elements the model expects of the tensor; None if unknown."""
-        sizes = list(self.sizes.values())
-        return sum(sum(found.values()) for found in sizes) if sizes and all(sizes) else None
-
-    def holds(self, shard: torch.Tensor) -> bool:
-        """Return whether `shard` is a view of this tensor."""
-        mine = self.tensor
-        same = shard.dtype == mine.dtype and shard.device == mine.device
-        return same and shard.untyped_storage().data_ptr() == mine.untyped_storage().data_ptr()
-
-    def of_rows(self, per_row: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
-        """Return the part of a per-row tensor for the rows of `shard`, a view of this contiguous matrix."""
-        length = self.tensor.shape[1]
-        strides = shard.stride()[:-1]
-        if shard.stride(-1) != 1 or any(stride % length for stride in strides):
-            raise RefitError(
-                f"{self.name}: the engine transposes this tensor, so the profile's frozen scales do not fit; "
-                "leave the option frozen_scales out"
-            )
-        first = offset_in(shard, self.tensor) // length
-        return per_row.as_strided(shard.shape[:-1], [stride // length for stride in strides], first)
-
-    def whole_rows(self, shard: torch.Tensor) -> torch.Tensor | None:
-        """Return the complete rows of which `shard`, a view of this tensor, is a slice; None if there are none."""
-        tensor = self.tensor
-        if shard.dim() == 0:
-            return None
-        along = [d for d in range(tensor.dim()) if tensor.stride(d) == shard.stride(-1) and tensor.shape[d] > 1]
-        if not along:
-            return None
-        length, stride = tensor.shape[along[-1]], tensor.stride(along[-1])
-        # scales lie between rows of codes
-        distance = tensor.stride(-2) if self.coded and tensor.dim() > 1 else length
-        behind = offset_in(shard, tensor) // stride % distance
-        shape, strides = (*shard.shape[:-1], length), shard.stride()
-        return shard.as_strided(shape, strides, shard.storage_offset() - behind * stride)

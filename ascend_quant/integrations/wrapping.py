@@ -47,8 +47,8 @@ class Hook:
 
 
 @dataclass(frozen=True)
-class ByHand:
-    """Row that declares a replacement by hand: of an attribute of single objects, in a table, or of a variable.
+class ManualPatch:
+    """Row that declares another replacement: of an attribute of single objects, an entry of a table, or a variable.
 
     Attributes:
         what: description of what is replaced.

@@ -5,11 +5,8 @@
               weights = proof.take(bucket)                 of each bucket, before it is loaded
               proof.prove()                                after the last one
 
-A digest covers a parameter's bits in transit and their position (`oracle.digest` says what it cannot detect), so it
-does not depend on order, buckets or ranks; dtype and shape are compared separately. The device is synchronized only
-when the digests are read, once per sync.
-
-A trainer with fake quantization also sends the names of its ignored layers; the engine must ignore the same layers.
+What a digest covers is in digests.py. A trainer with fake quantization also sends the names of its ignored layers; the
+engine must ignore the same layers.
 """
 
 import json
@@ -20,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ascend_quant.files.documents import BadDocument, is_array, is_object, parse_json
-from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.events import HostCopy
-from ascend_quant.oracle import PRIME, add_digests
+from ascend_quant.oracle import PRIME
 from ascend_quant.schemes.layer_names import Unquantized
+from ascend_quant.transfer.digests import Digest, Digests, compare
 from ascend_quant.transfer.errors import RefitError
 from ascend_quant.transfer.validate import NamedTensor, check_sent
 
@@ -31,137 +28,6 @@ SENT = "ascend_quant.sent_digests"  # travels like a parameter of this name
 FORMAT = 3  # 2 had no left_alone; 1 neither dtype nor shape, and sums modulo 2**32
 SHOWN = 8  # parameters that one message lists
 DTYPES = {str(found) for found in vars(torch).values() if isinstance(found, torch.dtype)}
-
-
-class Digest(NamedTuple):
-    """The checksum of a tensor, with its size, dtype and shape.
-
-    Attributes:
-        number: `oracle.digest`, in [0, PRIME).
-        elements: the number of summed elements; for parts it may differ from that of the shape.
-        dtype: such as "torch.bfloat16".
-        shape: shape of the whole tensor.
-    """
-
-    number: int
-    elements: int
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def kind(self) -> str:
-        """The dtype and shape in words."""
-        return f"{self.dtype.removeprefix('torch.')} {list(self.shape)}"
-
-
-class Digests:
-    """Checksums of named tensors, which may be added in parts."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Digest] = {}
-        self._unread: dict[torch.device, tuple[list[str], list[object]]] = {}
-
-    def add(
-        self,
-        name: str,
-        tensor: torch.Tensor,
-        first_row: int = 0,
-        first_column: int = 0,
-        shape: Sequence[int] | None = None,
-    ) -> None:
-        """Add a tensor, or a part of one; asynchronous, like a kernel that reads `tensor`.
-
-        Args:
-            tensor: any shape and dtype; a part must be consecutive rows of the whole (a row: its last dimension).
-            first_row, first_column: position of the part in the whole tensor.
-            shape: of the whole, if this is a part.
-
-        Raises:
-            RefitError: another part had another dtype, or was one of another shape.
-        """
-        self._launch([name], [tensor], [tensor.shape if shape is None else shape], [first_row], [first_column])
-
-    def add_all(self, weights: Iterable[NamedTensor]) -> None:
-        """Add whole tensors, with as few launches as the device allows."""
-        groups: dict[torch.device, list[NamedTensor]] = {}
-        for name, tensor in weights:
-            groups.setdefault(tensor.device, []).append((name, tensor))
-        for group in groups.values():
-            names, tensors = zip(*group, strict=True)
-            self._launch(names, tensors, [tensor.shape for tensor in tensors])
-
-    def merge(self, others: Mapping[str, Digest]) -> None:
-        """Merge the `as_dict()` of other `Digests`, such as those of the rank with the other parts."""
-        for name, other in others.items():
-            self._count(name, other)
-
-    def clear(self) -> None:
-        """Forget all tensors, for another sync."""
-        self._known.clear()
-        self._unread.clear()
-
-    def as_dict(self) -> dict[str, Digest]:
-        """Each tensor's digest; waits for the device."""
-        for device, (names, found) in self._unread.items():
-            for name, number in zip(names, kernels_for(device).read_digests(found), strict=True):
-                known = self._known[name]
-                self._known[name] = known._replace(number=add_digests(known.number, number))
-        self._unread.clear()
-        return dict(self._known)
-
-    def _launch(
-        self,
-        names: Sequence[str],
-        tensors: Sequence[torch.Tensor],
-        shapes: Sequence[Sequence[int]],
-        *firsts: Sequence[int],
-    ) -> None:
-        for name, tensor, shape in zip(names, tensors, shapes, strict=True):
-            self._count(name, Digest(0, tensor.numel(), str(tensor.dtype), tuple(shape)))
-        device = tensors[0].device
-        known, found = self._unread.setdefault(device, ([], []))
-        held = [tensor.resolve_neg().resolve_conj() for tensor in tensors]  # signs that are in no memory
-        found.append(kernels_for(device).digests(held, *firsts))
-        known.extend(names)
-
-    def _count(self, name: str, part: Digest) -> None:
-        known = self._known.setdefault(name, part)
-        if known is part:  # most come whole, and models of experts have tens of thousands
-            return
-        if part.kind != known.kind:
-            raise RefitError(
-                f"{name} was received as {known.kind} and as {part.kind}: send each tensor once, with one dtype"
-            )
-        number, elements = add_digests(known.number, part.number), known.elements + part.elements
-        self._known[name] = known._replace(number=number, elements=elements)
-
-
-def prepare(device: torch.device) -> None:
-    """Compile the kernels for digests on `device`."""
-    kernels_for(device).prepare(device)
-
-
-def compare(sent: Mapping[str, Digest], received: Mapping[str, Digest]) -> None:
-    """Raise RefitError unless both sides name the same parameters, with the same dtypes, shapes and bits."""
-    faults = [f"{name} is missing" for name in sent if name not in received]
-    for name, here in received.items():
-        there = sent.get(name)
-        if there is None:
-            faults.append(f"{name} was never sent")
-        elif here[2:] != there[2:]:  # dtype and shape
-            faults.append(f"{name} is {here.kind}, but {there.kind} was sent")
-        elif here.elements != there.elements:
-            faults.append(f"{name} has {here.elements} elements, but {there.elements} were sent")
-        elif here.number != there.number:
-            faults.append(f"{name} has values that differ from those sent")
-    if faults:
-        more = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
-        count = f"{len(faults)} of {len(sent.keys() | received.keys())}"
-        raise RefitError(
-            f"{count} parameters did not arrive as the trainer sent them: {'; '.join(faults[:SHOWN])}{more}. "
-            "Sync again; if it happens again, look for code that writes to the weights in transit, or for "
-            "faulty memory"
-        )
 
 
 class Sent(NamedTuple):

@@ -19,21 +19,18 @@ last blob of a sync is a header alone: without it the receiver has nothing that 
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from math import prod
 from typing import NamedTuple
 
 import torch
 
-from ascend_quant.files.documents import is_array, parse_json
-from ascend_quant.transfer.checksums import DTYPES
-from ascend_quant.transfer.delta_base import Ahead, Base, Layout
+from ascend_quant.transfer.delta_base import Ahead, Base
+from ascend_quant.transfer.delta_layout import ALIGNED, checked_bytes, layout_of, read_layout, side_by_side, views_of
 from ascend_quant.transfer.errors import RefitError
 from ascend_quant.transfer.validate import NamedTensor
 
 NAME = "ascend_quant.delta"  # and the group's number: what a blob travels as
 FORMAT = 3  # 2 had no nonce; 1 no group's number, and no last blob
 BLOCK = 1 << 16  # bytes, whose places fit into 16 bits
-ALIGNED = 16  # bytes between tensors of a group: each may be viewed as any dtype
 
 
 class Sync(NamedTuple):
@@ -128,7 +125,7 @@ class Sender:
         return Header(FORMAT, self.sender, self._syncs, group, base, layout, size, changed, self._nonce)
 
     def _blob(self, i: int, group: Sequence[NamedTensor], known: int, before: Ahead) -> torch.Tensor:
-        layout, now = _layout(group), _side_by_side(group)
+        layout, now = layout_of(group), side_by_side(group)
         same = known and i < len(self._base.groups) and self._base.layouts[i] == layout
         if same and (patch := _patch(before.read(i, now.device), now)) is not None:
             self._base.patch(i, patch.at, patch.values)
@@ -183,7 +180,7 @@ class Receiver:
             self._is_whole = True
             return []
         self._write(name, i, tensor[HEADER_BYTES:], header)
-        return _views(self._base.layouts[i], self._base.groups[i])
+        return views_of(self._base.layouts[i], self._base.groups[i])
 
     def settle(self) -> None:
         """Record that the engine has applied and verified the sync; a delta may follow if the last blob arrived."""
@@ -191,8 +188,8 @@ class Receiver:
 
     def _write(self, name: str, i: int, rest: torch.Tensor, header: Header) -> None:
         if not header.base:
-            layout = _read_layout(name, rest[: header.layout])
-            self._base.keep(i, layout, _checked(name, rest[header.layout :], header.size, layout).clone())
+            layout = read_layout(name, rest[: header.layout])
+            self._base.keep(i, layout, checked_bytes(name, rest[header.layout :], header.size, layout).clone())
             return
         wanted = header.sync._replace(number=header.base)
         if wanted != self._had or i >= len(self._base.groups):
@@ -251,35 +248,6 @@ def _apply(name: str, rest: torch.Tensor, header: Header, base: torch.Tensor) ->
     base[at] = values
 
 
-def _layout(group: Sequence[NamedTensor]) -> Layout:
-    return [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in group]
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
-
-
-def _side_by_side(group: Sequence[NamedTensor]) -> torch.Tensor:
-    """Pack the tensors' bytes into one uint8 buffer, each tensor at a multiple of ALIGNED."""
-    size = sum(_aligned(tensor.nbytes) for _, tensor in group)
-    found, begin = torch.zeros(size, dtype=torch.uint8, device=group[0][1].device), 0
-    for _, tensor in group:
-        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        found[begin : begin + tensor.nbytes] = plain.view(-1).view(torch.uint8)
-        begin += _aligned(tensor.nbytes)
-    return found
-
-
-def _views(layout: Layout, bytes_: torch.Tensor) -> list[NamedTensor]:
-    found: list[NamedTensor] = []
-    begin = 0
-    for name, dtype, shape in layout:
-        size = prod(shape) * getattr(torch, dtype).itemsize
-        found.append((name, bytes_[begin : begin + size].view(getattr(torch, dtype)).view(shape)))
-        begin += _aligned(size)
-    return found
-
-
 def _as_bytes(header: Header, device: torch.device) -> torch.Tensor:
     return torch.tensor(header, dtype=torch.int64).view(torch.uint8).to(device)
 
@@ -297,40 +265,3 @@ def _header(name: str, blob: torch.Tensor) -> Header:
     if min(header) < 0:
         raise RefitError(f"{name}: its header is corrupted: {header}")
     return header
-
-
-def _read_layout(name: str, text: torch.Tensor) -> Layout:
-    try:
-        found = parse_json(text.cpu().numpy().tobytes().decode(), "the layout")
-        if not is_array(found):
-            raise ValueError("no list")
-        layout: Layout = [(str(tensor), str(dtype), [*map(_size, shape)]) for tensor, dtype, shape in found]
-        if unknown := [dtype for _, dtype, _ in layout if not _is_viewed(dtype)]:
-            raise ValueError(f"no dtype {unknown[0][:40]!r}")
-        return layout
-    except (ValueError, TypeError) as error:
-        raise RefitError(f"{name}: its layout cannot be read ({error})") from None
-
-
-def _size(found: object) -> int:
-    if type(found) is not int or found < 0:
-        raise ValueError(f"the size {str(found)[:40]!r}")
-    return found
-
-
-def _is_viewed(dtype: str) -> bool:
-    """Return whether bytes can be viewed as this dtype (not as quantized or sub-byte dtypes)."""
-    if f"torch.{dtype}" not in DTYPES:
-        return False
-    try:
-        torch.empty(0, dtype=torch.uint8).view(getattr(torch, dtype))
-    except (RuntimeError, NotImplementedError):
-        return False
-    return True
-
-
-def _checked(name: str, bytes_: torch.Tensor, size: int, layout: Layout) -> torch.Tensor:
-    wanted = sum(_aligned(prod(shape) * getattr(torch, dtype).itemsize) for _, dtype, shape in layout)
-    if not bytes_.numel() == size == wanted:
-        raise RefitError(f"{name}: {bytes_.numel()} bytes were received of {size}, but its layout needs {wanted}")
-    return bytes_

@@ -16,12 +16,13 @@ import ascend_quant
 from ascend_quant.integrations.megatron import hooks as of_megatron
 from ascend_quant.integrations.verl import hooks as of_verl
 from ascend_quant.integrations.vllm import hooks as of_vllm
+from ascend_quant.integrations.vllm import manual_patches
 from ascend_quant.integrations.vllm.exact import hooks as exact
 from ascend_quant.integrations.vllm.serving import hooks as serving
 from ascend_quant.integrations.vllm_ascend import hooks as of_vllm_ascend
 
 ROOMS = [Path(ascend_quant.__file__).parent / room for room in ("engine", "integrations")]
-BY_HAND = (*of_vllm.BY_HAND, *of_verl.BY_HAND, *of_megatron.BY_HAND)
+MANUAL_PATCHES = (*manual_patches.MANUAL_PATCHES, *of_verl.MANUAL_PATCHES, *of_megatron.MANUAL_PATCHES)
 HOOKS = (*of_vllm.HOOKS, *of_vllm_ascend.HOOKS, *of_verl.HOOKS)
 
 # Attributes that hold data, most of them ours: no code is replaced by setting them.
@@ -100,7 +101,7 @@ def targets(hooks) -> set[str]:
     return {target for hook in hooks for target in hook.targets}
 
 
-@pytest.mark.parametrize("row", [*HOOKS, *BY_HAND], ids=lambda row: getattr(row, "what", None) or row.targets[0])
+@pytest.mark.parametrize("row", [*HOOKS, *MANUAL_PATCHES], ids=lambda row: getattr(row, "what", None) or row.targets[0])
 def test_each_row_says_all(row):
     assert all((row.why, row.versions, row.off))
     for target in getattr(row, "targets", ()):
@@ -108,8 +109,8 @@ def test_each_row_says_all(row):
         assert module.partition(".")[0] in ("vllm", "vllm_ascend", "verl", "transformers") and path
 
 
-@pytest.mark.parametrize("row", of_vllm.BY_HAND + of_verl.BY_HAND, ids=lambda row: row.by)
-def test_who_does_it_by_hand_is_there(row):
+@pytest.mark.parametrize("row", manual_patches.MANUAL_PATCHES + of_verl.MANUAL_PATCHES, ids=lambda row: row.by)
+def test_the_function_of_each_manual_patch_exists(row):
     module, path = row.by.split(":")
     found = import_module(module)
     for part in path.split("."):
@@ -158,7 +159,7 @@ def _calls(node: ast.AST) -> bool:
 
 
 def unlisted(folder: Path) -> list[str]:
-    listed = [row.by for row in BY_HAND]
+    listed = [row.by for row in MANUAL_PATCHES]
     found = changes_of_others(folder, f"ascend_quant.{folder.name}")
     return [f"{where}: {what}" for where, what in found if not any(_is_in(where, one) for one in listed)]
 

@@ -14,7 +14,7 @@ from ascend_quant.kernels import npu
 from ascend_quant.kernels.npu.refit import codes as npu_codes
 from ascend_quant.kernels.npu.refit import write as npu_write
 from ascend_quant.refit import batch
-from ascend_quant.transfer import checksums
+from ascend_quant.transfer import checksums, digests
 from npu_host import cost_models, page
 from npu_host.cost_counter import Cost, Counted
 
@@ -65,7 +65,7 @@ def entries_of(model: str, format_: str) -> list[Entry]:
     """Without the proof and with it."""
     sizes, nz = MODELS[model], FORMATS[format_]
     with pytest.MonkeyPatch.context() as patch:
-        for module in (batch, checksums):
+        for module in (batch, digests):
             patch.setattr(module, "kernels_for", lambda device: npu)
         patch.setattr(npu_codes, "way_of", lambda device: WAY)
         with Counted():
@@ -107,10 +107,10 @@ def _proof(sizes: cost_models.Sizes) -> Cost:
     for layers in (1, sizes.layers):
         buckets = cost_models.model_of(sizes, True, layers).buckets
         with Counted() as counted:
-            digests = checksums.Digests()
+            received = digests.Digests()
             for bucket in buckets:
-                digests.add_all(bucket.weights)
-            digests.as_dict()
+                received.add_all(bucket.weights)
+            received.as_dict()
     digests_of_all = torch.zeros(100, dtype=torch.uint8, device="npu")  # their number does not matter
     with Counted() as message:
         copy = checksums.HostCopy(digests_of_all)

@@ -11,7 +11,7 @@ from ascend_quant.refit import Refit, batch, kernel_warm_up, prepare
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.refit.scales import BY_SHARING
 from ascend_quant.schemes import SCHEMES
-from ascend_quant.transfer import checksums, prequantized
+from ascend_quant.transfer import digests, prequantized
 from ascend_quant.transfer.checksums import Receiving, sending
 
 LENGTH, WHOLE = 32, 64  # of a row-parallel layer's rows
@@ -20,7 +20,7 @@ LENGTH, WHOLE = 32, 64  # of a row-parallel layer's rows
 @pytest.fixture
 def module(cuda, monkeypatch):
     """The CUDA kernels, which also serve tensors on the CPU where there is no GPU; nothing is compiled yet."""
-    for owner in (batch, kernel_warm_up, checksums):
+    for owner in (batch, kernel_warm_up, digests):
         monkeypatch.setattr(owner, "kernels_for", lambda device: cuda.module)
     monkeypatch.setattr(launches, "_COMPILED", {})
     return cuda.module
@@ -124,7 +124,7 @@ def test_smoothed_weights_find_theirs(module, cuda, monkeypatch):
 def test_the_trainers_digests_find_theirs(module, cuda):
     tensors = [torch.randn(5, 48), torch.randn(7), torch.randn(2, 3, 32).bfloat16()]
     tensors = [tensor.to(cuda.device) for tensor in tensors]
-    checksums.prepare(cuda.device)
+    digests.prepare(cuda.device)
     ready = set(launches._COMPILED)
     list(sending((str(i), tensor) for i, tensor in enumerate(tensors)))
     assert ready and set(launches._COMPILED) == ready

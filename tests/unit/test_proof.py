@@ -13,8 +13,8 @@ from naming import has_line_naming, line_naming
 from ascend_quant import oracle
 from ascend_quant.refit import RefitError
 from ascend_quant.schemes.layer_names import Unquantized
-from ascend_quant.transfer import checksums
-from ascend_quant.transfer.checksums import FORMAT, SENT, Digest, Digests, Receiving, compare, decode, encode, sending
+from ascend_quant.transfer.checksums import FORMAT, SENT, Receiving, decode, encode, sending
+from ascend_quant.transfer.digests import Digest, Digests, compare
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int8)
 shapes = st.tuples(st.integers(1, 9), st.integers(1, 9))
@@ -29,7 +29,7 @@ def digest_of(whole: torch.Tensor) -> Digest:
     return Digest(oracle.digest(whole), whole.numel(), str(whole.dtype), tuple(whole.shape))
 
 
-def digests_of(weights: dict[str, torch.Tensor]) -> dict[str, checksums.Digest]:
+def digests_of(weights: dict[str, torch.Tensor]) -> dict[str, Digest]:
     digests = Digests()
     digests.add_all(weights.items())
     return digests.as_dict()

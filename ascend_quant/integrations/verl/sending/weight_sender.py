@@ -28,8 +28,9 @@ from ascend_quant.integrations.verl.sending.wire_format import WireFormat, kept_
 from ascend_quant.schemes import Scheme
 from ascend_quant.schemes.layer_names import Unquantized
 from ascend_quant.transfer import prequantized
-from ascend_quant.transfer.checksums import Digests, digests_message
+from ascend_quant.transfer.checksums import digests_message
 from ascend_quant.transfer.delta import Sender
+from ascend_quant.transfer.digests import Digests
 from ascend_quant.transfer.validate import NamedTensor
 
 Group = Sequence[NamedTensor]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ascend_quant.integrations.wrapping import ByHand, Hook
+from ascend_quant.integrations.wrapping import Hook, ManualPatch
 
 OWN_ENTRY = "verl's own main_ppo"
 _HERE = "ascend_quant.integrations.verl.training"
@@ -91,15 +91,15 @@ HOOKS = (
     *WITH_EXACT_TEMPERATURE,
 )
 
-BY_HAND = (
-    ByHand(
+MANUAL_PATCHES = (
+    ManualPatch(
         "cross_entropy_loss and its flag in verl.utils.torch_functional",
         f"{_HERE}.hooks:take_log_probs_in_chunks",
         why="without the cross entropy of flash-attn or of NPUs, verl computes log-probabilities in a loop over rows",
         versions="verl 0.9.1",
         off="verl's variable VERL_DISABLE_FLASH_ATTN_CE",
     ),
-    ByHand(
+    ManualPatch(
         "cross_entropy_loss in verl.utils.torch_functional, whichever kernel it uses",
         f"{_HERE}.hooks:take_log_probs_as_the_engine",
         why="an exact actor computes log-probabilities as vLLM's sampler does, and verl has no setting for a custom "
@@ -107,7 +107,7 @@ BY_HAND = (
         versions="verl 0.9.1",
         off="another `qat` than int8_exact",
     ),
-    ByHand(
+    ManualPatch(
         "forward_step, optimizer_step and get_per_tensor_param of the training engine",
         f"{_HERE}.exact.worker:Counter.__init__",
         why="an exact actor's log-probabilities are compared with the rollout's in an update's own forward passes, "
@@ -115,7 +115,7 @@ BY_HAND = (
         versions="verl 0.9.1",
         off="another `qat` than int8_exact",
     ),
-    ByHand(
+    ManualPatch(
         "initialize of the training engine",
         f"{_HERE}.qat_worker:fake_quantized",
         why="layers are fake-quantized once the model is built; verl's own hook supports only NVFP4",

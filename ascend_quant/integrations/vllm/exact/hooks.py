@@ -5,7 +5,7 @@ Part of the list in vllm/hooks.py.
 
 from ascend_quant.integrations.vllm.exact import attention as exact_attention
 from ascend_quant.integrations.vllm.exact import log_probs as exact_log_probs
-from ascend_quant.integrations.wrapping import ByHand, Hook
+from ascend_quant.integrations.wrapping import Hook, ManualPatch
 
 NOT_EXACT = "no engine with the option exact in the process"
 WITH_FIRST_EXACT_MODEL = (
@@ -59,8 +59,8 @@ WITH_FIRST_EXACT_MODEL = (
     ),
 )
 
-BY_HAND = (
-    ByHand(
+MANUAL_PATCHES = (
+    ManualPatch(
         "the functions that the forward of a norm, a rotary embedding and SiLU calls in an exact model",
         "ascend_quant.integrations.vllm.exact.install:install",
         why="a trainer has the same ops; custom classes (CustomOp.register_oot) would replace those of every engine in "

@@ -4,7 +4,7 @@ Part of the list in vllm/hooks.py.
 """
 
 from ascend_quant.integrations.vllm.serving import calls, http_errors, requests
-from ascend_quant.integrations.wrapping import ByHand, Hook
+from ascend_quant.integrations.wrapping import Hook, ManualPatch
 
 ENGINE, CORE = "vllm.v1.engine.llm_engine:LLMEngine", "vllm.v1.engine.core:EngineCore"
 ANOTHER = "another `quantization`"
@@ -80,8 +80,8 @@ WITH_HTTP_SERVER = (  # whose modules no other process has loaded
     ),
 )
 
-BY_HAND = (
-    ByHand(
+MANUAL_PATCHES = (
+    ManualPatch(
         "the same, during a call of update_weights",
         "ascend_quant.integrations.vllm.serving.calls:_read_to_its_end",
         why="an error in it ends vLLM's reading of the update, and its sender then waits forever in a broadcast",
