@@ -17,11 +17,11 @@ import torch
 
 from ascend_quant import oracle
 
-DIGITS = 6  # of a byte's weight: four, one for the second byte of a column, one that is carried
-BYTES = 4 * DIGITS  # of a row's sums
-ROW_DIGITS = 8  # of a row's weight
-WIDTH = 16  # columns of a second factor; fewer are needed, but matrix units like multiples
-MOST = 65535  # of what is summed over in one product: an npu_quant_matmul's last dimension; 65535 * 2**14 < 2**30
+DIGITS = 6  # base-256 digits of a byte's weight: four, one for the second byte of a column, one for the carry
+BYTES = 4 * DIGITS  # bytes of a row's sums
+ROW_DIGITS = 8  # base-256 digits of a row's weight
+WIDTH = 16  # columns of the second factor; fewer are needed, but matrix units prefer multiples of 16
+MOST = 65535  # terms per sum: the largest last dimension of npu_quant_matmul; 65535 * 2**14 < 2**30, so int32 is exact
 LOW = 0x808080
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # int8 (N, B) x int8 (B, WIDTH) -> int32 (N, WIDTH)
@@ -67,7 +67,7 @@ def over_rows(
 def put_together(sums_TBW: torch.Tensor) -> list[int]:
     """Return the digests (T), below the prime, from sums of `over_rows` on the CPU."""
     values = sums_TBW.numpy().astype(np.int64)
-    powers = np.zeros((len(values), DIGITS + 3 + ROW_DIGITS - 1), dtype=np.int64)  # by their exponent of 256
+    powers = np.zeros((len(values), DIGITS + 3 + ROW_DIGITS - 1), dtype=np.int64)  # indexed by the exponent of 256
     for number in range(BYTES):
         exponent = number // 4 + number % 4
         powers[:, exponent : exponent + ROW_DIGITS] += values[:, number, :ROW_DIGITS]
@@ -80,7 +80,7 @@ def row_digits(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _summed(bytes_NB: torch.Tensor, first: int, product: Product) -> torch.Tensor:
-    """int32 (N, DIGITS): the sum over the bytes times their weights, as digits times powers of 256."""
+    """Return int32 (N, DIGITS): each row's weighted byte sum, as digits of powers of 256."""
     digits_BW = _byte_digits(first, bytes_NB.shape[1], bytes_NB.device)
     return product(bytes_NB.contiguous(), digits_BW)[:, :DIGITS]
 
@@ -93,12 +93,12 @@ def _byte_digits(first: int, count: int, device: torch.device) -> torch.Tensor:
 
 @lru_cache(maxsize=8)
 def _scale_digits(device: torch.device) -> torch.Tensor:
-    """int8 (4, WIDTH): digits of the weights of a float32 scale's bytes, which are 3 times those of a row's bytes."""
+    """Return int8 (4, WIDTH): digits of the weights of a float32 scale's bytes, 3 times those of a row's bytes."""
     return _digits_of(3 * oracle.byte_weights(0, 4), DIGITS).to(device)
 
 
 def _digits_of(numbers: torch.Tensor, count: int) -> torch.Tensor:
-    """Return int8 (N, WIDTH): signed base-256 digits, the lowest first, padded with zeros."""
+    """Return int8 (N, WIDTH): signed base-256 digits, least significant first, padded with zeros."""
     digits = torch.zeros(len(numbers), WIDTH, dtype=torch.int8, device="cpu")
     for digit in range(count):
         low = (numbers + 128) % 256 - 128

@@ -1,6 +1,6 @@
 """Refit writes with torch operations, a few rows at a time: any kind of write, on any device, without synchronization.
 
-CPUs use it for every write, GPUs for the writes that have no kernel of their own (int4).
+CPUs use this for every write, GPUs only for writes without a kernel (int4 rows that are not whole tiles).
 """
 
 import torch
@@ -12,8 +12,8 @@ from ascend_quant.kernels.storage import WeightLayout
 from ascend_quant.kernels.writes import CopyWrite, Fp8Write, PrequantizedWrite, RowWrite, SchemeWrite
 from ascend_quant.oracle.fingerprint import MOST
 
-ELEMENTS = 1 << 20  # of what is only copied
-READ = 1 << 16  # of what is only read: their 64 bits stay in a core's own cache
+ELEMENTS = 1 << 20  # elements that are copied at a time
+READ = 1 << 16  # elements that are only read: as int64 they fit a core's private cache
 
 
 def _rows(write: RowWrite, part: torch.Tensor, absmax: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,7 +24,7 @@ def _fp8_rows(write: RowWrite, part: torch.Tensor, absmax: torch.Tensor | None) 
     return oracle.quantize_fp8_rows(part, absmax)
 
 
-CONVERSIONS = {  # by kind: (write, rows of the source, their largest magnitudes) -> codes, scales
+CONVERSIONS = {  # by kind: (write, source rows, their absmax) -> codes, scales
     "int8": _rows,
     "int8_float32": _rows,
     "fp8": _fp8_rows,
@@ -42,7 +42,7 @@ def write_in_chunks(
     Args:
         bad: the source's counter of elements that are not finite.
         receipt: whether changed codes and the digest are counted.
-        rows: how many are quantized at a time; a multiple of a block's.
+        rows: number of rows quantized at a time; a multiple of a block's rows.
     """
     matrix, whole = write.matrix(source), write.whole_rows(source)
     if matrix.numel() == 0:
@@ -80,7 +80,7 @@ def _absmax(values: torch.Tensor) -> torch.Tensor:
 
 
 def _largest_of(write: Fp8Write, source: torch.Tensor, bad: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return the amax, () float32, of the tensor that the matrix is a part of, whose bad elements are counted."""
+    """Return the amax, () float32, of the whole tensor that contains the matrix; count its non-finite elements."""
     largest = []
     for part in write.whole_tensor(source).split(rows):
         values = write.values(part.to(bad.device))
@@ -90,7 +90,8 @@ def _largest_of(write: Fp8Write, source: torch.Tensor, bad: torch.Tensor, rows: 
 
 
 def _bad(values: torch.Tensor, absmax: torch.Tensor | None = None) -> torch.Tensor:
-    """Count NaN and Inf elements; at least 1 if one is elsewhere in the whole rows, which spoils their absmax."""
+    """Count NaN and Inf elements; at least 1 if the rest of a whole row has one, since it invalidates the row's
+    absmax."""
     bad = (~torch.isfinite(values)).sum()
     return bad if absmax is None else torch.where(torch.isfinite(absmax).all(), bad, bad.clamp(min=1))
 
@@ -129,7 +130,7 @@ def _account(values: torch.Tensor, scale: torch.Tensor | None, start: int, write
 
 
 def _first_scale(write: RowWrite, start: int) -> int:
-    """Return the row of all scales that belongs to row `start` of the write."""
+    """Return the index of the scale row that belongs to row `start` of the write."""
     if write.kind != "fp8_blocks":
         return write.first_row + start
     blocks = write.first_row // oracle.BLOCK if write.first_block is None else write.first_block
@@ -137,7 +138,7 @@ def _first_scale(write: RowWrite, start: int) -> int:
 
 
 def _resident_rows(write: RowWrite, start: int, rows: slice, count: int) -> torch.Tensor:
-    """Some of `count` rows from row `start` of the write on, as they are before they are written."""
+    """Return `count` resident rows from row `start` of the write on, before they are overwritten."""
     if write.layout is None:
         return write.target[start : start + count][rows]
     first = write.first_row + start
@@ -145,7 +146,7 @@ def _resident_rows(write: RowWrite, start: int, rows: slice, count: int) -> torc
 
 
 def sum_of_rows(values_NK: torch.Tensor, first_row: int) -> torch.Tensor:
-    """`oracle.digest` as int64 ()."""
+    """Return `oracle.digest` of rows as int64 ()."""
     return _weighted(_sums(values_NK, 0), first_row)
 
 
@@ -161,26 +162,26 @@ def sum_of(tensor: torch.Tensor | WeightLayout, first_row: int = 0, first_column
 
 
 def _weighted(sum_N: torch.Tensor, first_row: int) -> torch.Tensor:
-    """int64 (): rows' sums times the rows' weights, added up."""
+    """Return int64 (): the rows' sums weighted by row."""
     weight_N = oracle.weights_of_rows(torch.arange(first_row, first_row + len(sum_N), device=sum_N.device))
     return modulo.joined(modulo.halves(modulo.times(sum_N, weight_N)))
 
 
 def _sums(values_NK: torch.Tensor, first_column: int) -> torch.Tensor:
-    """int64 (N) in [0, PRIME): the rows' bytes times their weights."""
+    """Return int64 (N) in [0, PRIME): each row's weighted sum of bytes."""
     pairs_NJ, first = pairs_of(values_NK, first_column)
     total_N = torch.zeros(len(pairs_NJ), dtype=torch.int64, device=pairs_NJ.device)
     for start in range(0, pairs_NJ.shape[1], MOST):
         part_NJ = pairs_NJ[:, start : start + MOST]
         weight_J = oracle.column_weights(first + start, part_NJ.shape[1]).to(part_NJ.device)
-        product_NJ = (part_NJ ^ 0x80).to(torch.int64).mul_(weight_J)  # CUDA has no int64 @
+        product_NJ = (part_NJ ^ 0x80).to(torch.int64).mul_(weight_J)  # CUDA has no int64 matmul
         sum_N = product_NJ.sum(1) - 0x80 * weight_J.sum()
         total_N = (total_N + sum_N % oracle.PRIME) % oracle.PRIME
     return total_N
 
 
 def pairs_of(values_NK: torch.Tensor, first_column: int) -> tuple[torch.Tensor, int]:
-    """Return rows' bytes two by two, (N, J) int16 filled up with zeros, and the number of the first two."""
+    """Return rows' bytes in pairs, as int16 (N, J) padded with zeros, and the index of the first pair."""
     if values_NK.element_size() == 2:
         return values_NK.view(torch.int16), first_column
     bytes_NB, first = oracle.as_bytes(values_NK), first_column * values_NK.element_size()

@@ -4,41 +4,41 @@ import torch
 
 from ascend_quant.oracle import PRIME
 
-# Every 64th row of a resident tensor is compared with its former codes: reading all would cost a third more.
+# Every 64th row of a resident tensor is compared with its previous codes: reading all rows would cost a third more.
 SAMPLE = 64
 
 
 class Counters:
-    """The counts that kernels take during one refit, kept on the device and read once.
+    """Counters that kernels update during one refit; they stay on the device and are read once.
 
     Attributes:
-        totals: int64 (SPREAD, TOTALS) changed codes, sums of the digest's low 32 bits and of its higher ones, and the
-            codes lost to clamping with static scales; spread so that programs do not queue up.
+        totals: int64 (SPREAD, TOTALS): changed codes, sums of the digest's low 32 bits and of its high bits, and codes
+            clamped by static scales; spread over rows to avoid contention between atomics.
         bad: blocks of int64 (BLOCK), non-finite elements of each source tensor.
-        clamped: the total of codes lost to clamping that `read` found last.
+        clamped: the number of clamped codes at the last `read`.
     """
 
     SPREAD, TOTALS, BLOCK = 64, 4, 4096
-    NONFINITE = "elements"  # what `read` counts of a tensor
+    NONFINITE = "elements"  # the unit of `read`'s non-finite counts
 
-    def __init__(self, device: torch.device, sparing: bool = False):  # the work space is small at all times
+    def __init__(self, device: torch.device, sparing: bool = False):  # `sparing` is for NPUs
         self.totals = torch.zeros(self.SPREAD, self.TOTALS, dtype=torch.int64, device=device)
         self.bad: list[torch.Tensor] = []
         self.slots = self.clamped = 0
 
     def new_slots(self, count: int = 1) -> int:
-        """The number of the next source tensor, the first of `count` in a row."""
+        """Reserve `count` consecutive slots for source tensors; return the first."""
         self.slots += count
         while self.slots > len(self.bad) * self.BLOCK:
             self.bad.append(torch.zeros(self.BLOCK, dtype=torch.int64, device=self.totals.device))
         return self.slots - count
 
     def bad_of(self, slot: int) -> torch.Tensor:
-        """The counter of one source tensor, a view of one element."""
+        """Return the non-finite counter of one source tensor, a view of one element."""
         return self.bad[slot // self.BLOCK][slot % self.BLOCK]
 
     def read(self) -> tuple[int, int, dict[int, int]]:
-        """Changed codes, the digest, and the non-finite elements by slot; waits for the device once if all is well."""
+        """Return changed codes, the digest, and non-finite elements by slot; synchronizes once if all are finite."""
         sums = torch.cat([self.totals.sum(0), *(block.sum().view(1) for block in self.bad)]).tolist()
         changed, low, high, self.clamped, *bad = sums
         found = {}
@@ -49,5 +49,5 @@ class Counters:
 
 
 def sampled(first_row: int, rows: int) -> slice:
-    """Return which of `rows` rows, from row `first_row` of the tensor on, are compared with their former codes."""
+    """Return which of `rows` rows from row `first_row` of the tensor on are compared with their previous codes."""
     return slice(-first_row % SAMPLE, rows, SAMPLE)

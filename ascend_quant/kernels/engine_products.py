@@ -1,4 +1,4 @@
-"""Registry of an engine's own GEMMs and attention, which its integration fills: `kernels` imports no engine.
+"""Registry of an engine's own GEMMs and attention, which its integration fills, since `kernels` imports no engine.
 
 int8_linear     (x_codes (M, K), codes (N, K), x_scale (M, 1), scale (N, 1), bias (N) or None, dtype) -> (M, N)
 plain_experts   the mixture of experts without quantization; arguments as of cuda_serving.experts, without scales
@@ -25,15 +25,15 @@ def register(
     serving: Mapping[str, Serving],
     table: MutableMapping[str, Serving],
 ) -> None:
-    """Register an engine's GEMMs, and the schemes that it serves in a device's table; harmless when repeated.
+    """Register an engine's GEMMs, and the schemes that it serves in a device's table; idempotent.
 
     Args:
-        products: by the names above.
-        serving: by the schemes' names.
-        table: the device's, such as `cuda_serving.SERVING`.
+        products: products by the names above.
+        serving: kernels by the scheme's name.
+        table: the device's table, such as `products.SERVING`.
 
     Raises:
-        ValueError: another one is registered under one of the names.
+        ValueError: another product is registered under one of the names.
     """
     for held, given in ((_products, products), (table, serving)):
         for name, one in given.items():
@@ -45,7 +45,7 @@ def engine_product(name: str) -> Callable[..., torch.Tensor]:
     """Return a registered GEMM or attention.
 
     Raises:
-        NoProduct: naming it.
+        NoProduct: the product is not registered; the message names it.
     """
     if name not in _products:
         raise NoProduct(

@@ -1,5 +1,5 @@
-"""Events on a device's stream: copies that nobody waits for until they are read, and how long a refit's
-kernels take (where the host computes, by its own clock)."""
+"""Events on a device's stream: asynchronous copies to the host, and the time of a refit's kernels (on CPUs by the
+host's clock)."""
 
 import time
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ import torch
 class HostCopy:
     """An asynchronous copy to the host, started by the constructor; later work on the stream may overwrite the tensor.
 
-    On an NPU the copy stays on the device until it is read: torch_npu's pinned memory asks the CANN runtime for what it
-    knows of graph capture, which not every CANN answers.
+    On an NPU the copy stays on the device until it is read, since torch_npu's pinned memory queries the state of graph
+    capture, which not every CANN supports.
     """
 
     def __init__(self, tensor: torch.Tensor):
@@ -26,7 +26,7 @@ class HostCopy:
         self._event.record()
 
     def read(self) -> torch.Tensor:
-        """Return the copy; waits until the device has finished it."""
+        """Return the copy; wait until the device has finished it."""
         if self._event is not None:
             self._event.synchronize()
         self._held = self._held.cpu()
@@ -34,10 +34,10 @@ class HostCopy:
 
 
 class KernelClock:
-    """A clock that sums the time of kernels that are started inside `running()`.
+    """A clock that adds up the time of the kernels started inside `running()`.
 
-    On a device a pair of events stands around each batch of launches, so gaps between a batch's launches count, and
-    waiting for the next batch does not. Reading them waits for nothing once the device has been waited for.
+    On a device, a pair of events encloses each batch of launches, so gaps within a batch count, and waiting for the
+    next batch does not. Reading the clock does not wait once the device has been synchronized.
     """
 
     def __init__(self, device: torch.device):

@@ -1,11 +1,11 @@
 """Ops besides GEMMs that an exact engine and its trainer share, so that both compute the same bits.
 
-Each is defined here in torch and rounds to the dtype of x wherever a module of transformers does: a residual sum before
-its norm, a normalized row before its weight, each step of a rotation, SiLU before it multiplies. On CUDA the kernels of
-triton_exact.py take their place: they round at the same places, and sum a row in an order of their own. No result of a
-row depends on the other rows.
+Each op is defined here in torch, and rounds to x's dtype wherever transformers does: the residual sum before the norm,
+the normalized row before the weight, each step of the rotation, SiLU before the product. On CUDA, kernels of
+triton_exact.py replace them, which round at the same points but sum a row in another order. All ops are
+batch-invariant.
 
-They are custom ops, since torch.compile would leave roundings out, and would choose the order of a sum anew.
+They are custom ops because torch.compile would omit roundings and change the order of sums.
 """
 
 import torch
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 @torch.library.custom_op("ascend_quant::exact_rms_norm", mutates_args=(), device_types="cpu")
 def rms_norm(x: torch.Tensor, weight_K: torch.Tensor, eps: float) -> torch.Tensor:
-    """The RMSNorm of x (..., K), in its dtype."""
+    """Return the RMSNorm of x (..., K), in its dtype."""
     return _rms_norm(x, weight_K, eps)
 
 
@@ -22,21 +22,21 @@ def rms_norm(x: torch.Tensor, weight_K: torch.Tensor, eps: float) -> torch.Tenso
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight_K: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The RMSNorm of x + residual (..., K), and this sum, both in their dtype."""
+    """Return the RMSNorm of x + residual (..., K), and this sum, both in their dtype."""
     total = x + residual
     return _rms_norm(total, weight_K, eps), total
 
 
 @torch.library.custom_op("ascend_quant::exact_silu_mul", mutates_args=(), device_types="cpu")
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up in the dtype of x (..., 2 * K), which holds gate in front of up."""
+    """Return silu(gate) * up in the dtype of x (..., 2 * K), which contains gate before up."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
 @torch.library.custom_op("ascend_quant::exact_silu_mul_apart", mutates_args=(), device_types="cpu")
 def silu_mul_apart(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of two separate tensors (..., K), as in a trainer."""
+    """Return silu(gate) * up for two separate tensors (..., K), as in a trainer."""
     return F.silu(gate) * up
 
 
@@ -44,11 +44,11 @@ def silu_mul_apart(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 def rotate(
     positions_T: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin_PD: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Query and key (T, heads * D), each head rotated by its token's position, halves against each other.
+    """Rotate query and key (T, heads * D), each head by its token's position, in half-split (NeoX) style.
 
     Args:
         positions_T: int64.
-        cos_sin_PD: of each position D / 2 cosines, then D / 2 sines, in the dtype of query and key.
+        cos_sin_PD: for each position D / 2 cosines, then D / 2 sines, in the dtype of query and key.
     """
     cos_T1D, sin_T1D = (half.repeat(1, 2).unsqueeze(1) for half in cos_sin_PD[positions_T].chunk(2, dim=-1))
 

@@ -1,4 +1,4 @@
-"""Plain torch for devices without a kernel of their own, a few rows at a time, so that the work space stays small.
+"""Fallbacks in plain torch for devices without a kernel, in chunks of rows so that the work space stays small.
 
 fake_quantize      dequantize(quantize(w)) by the oracle
 float32_product    the language-model head in float32, where no kernel multiplies BF16 into float32: the whole weight in
@@ -10,24 +10,24 @@ import torch.nn.functional as F
 
 from ascend_quant.schemes import Scheme, definition_of
 
-ELEMENTS = 1 << 22  # that are fake-quantized together; each needs about 20 bytes of work space
-HEAD_ELEMENTS = 1 << 25  # of the head's weight, that are float32 at a time
+ELEMENTS = 1 << 22  # elements that are fake-quantized at a time; each needs about 20 bytes of work space
+HEAD_ELEMENTS = 1 << 25  # elements of the head's weight that are converted to float32 at a time
 
 
 def fake_quantize(w_NK: torch.Tensor, scheme: Scheme, absmax_N: torch.Tensor | None = None) -> torch.Tensor:
     """Fake-quantize w (..., N, K): return the values of its codes and scales in its dtype, contiguous.
 
-    int4 gives BF16(code * scale), which its kernels compute with, whatever the dtype of w; int8 code * scale, rounded
-    once. A float32 weight rounded to BF16 afterwards is therefore what a BF16 weight would have given.
+    int4 gives BF16(code * scale), whatever the dtype of w, as its kernels compute; int8 gives code * scale, rounded
+    once. Rounding the result for a float32 weight to BF16 therefore gives the result for a BF16 weight.
 
     Args:
         w_NK: any float dtype, any strides; rounded to BF16 first.
         scheme: int8, int4_g128 or int4_g32.
-        absmax_N: (..., N) float32 of the whole rows, for int8, where w holds a slice of them.
+        absmax_N: (..., N) float32, absmax of the whole rows, if w contains a slice of them (int8 only).
 
     Raises:
-        UnregisteredScheme: a scheme that nobody registered.
-        ValueError: K is no multiple of the scheme's group.
+        UnregisteredScheme: the scheme is not registered.
+        ValueError: K is not a multiple of the scheme's group.
     """
     definition = definition_of(scheme)
     w_RK = w_NK.detach().reshape(-1, w_NK.shape[-1])
@@ -41,7 +41,7 @@ def fake_quantize(w_NK: torch.Tensor, scheme: Scheme, absmax_N: torch.Tensor | N
 
 
 def float32_product(x: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
-    """x (..., K) times the weight, (..., N) in float32: products of their values, summed in float32."""
+    """Multiply x (..., K) by the weight into float32 (..., N), with float32 sums."""
     rows = max(1, HEAD_ELEMENTS // weight_NK.shape[1])
     exact = x.float()
     return torch.cat([F.linear(exact, part_NK.float()) for part_NK in weight_NK.split(rows)], dim=-1)

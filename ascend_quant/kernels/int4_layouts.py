@@ -1,10 +1,10 @@
-"""int4 weight layouts of serving kernels, such as Marlin's, written in place, row by row.
+"""int4 weight layouts of serving kernels, such as Marlin's, which are written in place, row by row.
 
 PackedRows   (.., N, K/8) int32: eight codes of a row side by side, as checkpoints have them (CPU)
 MarlinTiles  (.., K/16, 2N) int32: tiles of 16 input by 64 output channels, as vLLM's Marlin kernels read them (CUDA)
 
-Rows are those of all matrices of a stack, one after the other. Scales lie (.., N, K/group) as the refit writes them;
-what a kernel wants otherwise is brought up to date once a refit, in its own place.
+Rows are numbered through all matrices of a stack. The refit writes scales as (.., N, K/group); a copy in a kernel's own
+layout is updated in place, once per refit.
 """
 
 from collections.abc import Iterator
@@ -26,8 +26,8 @@ class PackedRows:
         group: elements of a row that share a scale.
 
     Attributes:
-        tensor: int32, what the engine computes with.
-        scales: BF16 (.., N, K / group), resident and what the engine computes with.
+        tensor: int32, the buffer that the engine's kernels read.
+        scales: BF16 (.., N, K / group), written by the refit and read by the engine's kernels.
         shape: (all rows, K).
     """
 
@@ -40,15 +40,15 @@ class PackedRows:
         return unpack_int4(self.tensor.flatten(0, -2)[rows])
 
     def write(self, first: int, codes_NK: torch.Tensor) -> None:
-        """Write rows to their places, starting at row `first`."""
+        """Write rows, starting at row `first`."""
         self.tensor.flatten(0, -2)[first : first + len(codes_NK)].copy_(pack_int4(codes_NK))
 
     def sampled(self) -> torch.Tensor:
-        """The words of every SAMPLE-th row."""
+        """Return the words of every SAMPLE-th row."""
         return self.tensor.flatten(0, -2)[::SAMPLE]
 
     def refresh(self) -> None:
-        """Do nothing, since nothing is derived from the resident tensors."""
+        """Do nothing: no buffer is derived."""
 
 
 class MarlinTiles:
@@ -62,7 +62,7 @@ class MarlinTiles:
         served_scales: BF16 (.., K / group, N), the scales as the kernels read them.
 
     Raises:
-        ValueError: a shape that does not consist of whole tiles.
+        ValueError: the shape does not consist of whole tiles.
     """
 
     def __init__(self, shape: tuple[int, ...], group: int, device: torch.device | None = None):
@@ -90,34 +90,35 @@ class MarlinTiles:
         return torch.cat(parts)[::step]
 
     def write(self, first: int, codes_NK: torch.Tensor) -> None:
-        """Write rows to their places, starting at row `first`."""
+        """Write rows, starting at row `first`."""
         done = 0
         for matrix, start, stop in self._spans(first, first + len(codes_NK)):
             codes = codes_NK[done : done + stop - start]
             done += stop - start
             begin, end = start // TILE_N * TILE_N, -(-stop // TILE_N) * TILE_N
-            if (begin, end) != (start, stop):  # parts of tiles: the rest of them stays
+            if (begin, end) != (start, stop):  # partial tiles, whose other rows are kept
                 whole = self._unpacked(matrix, begin, end)
                 whole[start - begin : stop - begin] = codes
                 codes = whole
             matrix[:, self._columns(begin, end)] = self._packed(codes)
 
     def sampled(self) -> torch.Tensor:
-        """The words of each tile's first row, which is every SAMPLE-th row; they hold its ninth row too."""
+        """Return the words of each tile's first row, which is every SAMPLE-th row; they also contain its ninth row."""
         words = TILE_N * TILE_K // PER_WORD
         return self.tensor.view(-1, words)[:, : 4 * NEIGHBOURS : NEIGHBOURS]
 
     def refresh(self) -> None:
         """Update `served_scales`.
 
-        Eight runs of eight neighbours take turns; where a row is one group, the kernels read four runs of four pairs.
+        The scales of 64 channels are interleaved as eight runs of eight; with one group per row, as four runs of four
+        pairs.
         """
         by_input = self.scales.transpose(-2, -1)
         runs = (8, 8, 1) if by_input.shape[-2] > 1 else (4, 4, 2)
         self.served_scales.copy_(by_input.unflatten(-1, (-1, *runs)).transpose(-3, -2).flatten(-4))
 
     def _spans(self, start: int, stop: int) -> Iterator[tuple[torch.Tensor, int, int]]:
-        """The matrices that rows are in, and which of their own rows these are."""
+        """Return the matrices that contain the rows, each with the range of its rows."""
         for number in range(start // self.rows, -(-stop // self.rows)):
             base = number * self.rows
             yield self.matrices[number], max(start - base, 0), min(stop - base, self.rows)
@@ -131,7 +132,7 @@ class MarlinTiles:
         return pack_int4(tiles.flatten(2)[..., self._order].flatten(1))
 
     def _unpacked(self, matrix: torch.Tensor, begin: int, last: int) -> torch.Tensor:
-        """The codes of whole tiles from row `begin`, a tile's first, until row `last` or behind it."""
+        """Return the codes of whole tiles from row `begin`, the first of a tile, up to row `last` or beyond."""
         end = -(-last // TILE_N) * TILE_N
         values = unpack_int4(matrix[:, self._columns(begin, end)]).unflatten(1, (-1, TILE_N * TILE_K))
         tiles = torch.empty_like(values)
@@ -142,9 +143,9 @@ class MarlinTiles:
 def tile_order(device: torch.device) -> torch.Tensor:
     """Return which element n * 16 + k of a tile each of Marlin's 1024 positions holds.
 
-    A word holds what one lane of a warp feeds the tensor cores: for each of four neighbouring 16 x 16 parts, of two
-    output channels 8 apart, the input channels 2l, 2l + 1, 2l + 8 and 2l + 9, l = lane % 4; even ones first, since
-    dequantization takes every other nibble.
+    A word contains the operands of one lane of a warp: of one 16 x 16 part of the tile, the input channels 2l, 2l + 1,
+    2l + 8 and 2l + 9 (l = lane % 4) of two output channels 8 apart. Four neighbouring parts have a word each. Even
+    elements come first, since dequantization extracts every other nibble.
     """
     lane = torch.arange(LANES, device=device).view(-1, 1, 1, 1)
     part = torch.arange(NEIGHBOURS, device=device).view(1, -1, 1, 1)

@@ -19,8 +19,8 @@ class ServingTable(dict[str, Serving]):
 
     Args:
         backend: cpu, cuda or npu.
-        by_definition: what serves a scheme that has a definition alone (`Definition.by_definition`); None where the
-            backend does not.
+        by_definition: makes the GEMMs of a scheme that has only a definition (`Definition.by_definition`); None if the
+            backend does not support such schemes.
     """
 
     def __init__(self, backend: str, by_definition: Callable[[Scheme], Serving] | None = None):
@@ -28,10 +28,10 @@ class ServingTable(dict[str, Serving]):
         self.backend, self.by_definition = backend, by_definition
 
     def register(self, serving: Serving, *schemes: str) -> None:
-        """Register it for these schemes.
+        """Register GEMMs for these schemes.
 
         Raises:
-            DuplicateKernels: one of them is served already.
+            DuplicateKernels: one of them is already registered.
         """
         if taken := [name for name in schemes if name in self]:
             raise DuplicateKernels(
@@ -43,8 +43,8 @@ class ServingTable(dict[str, Serving]):
         """Return the GEMMs of a scheme.
 
         Raises:
-            UnregisteredScheme: a scheme that nobody registered.
-            NoKernels: naming the schemes that the backend serves.
+            UnregisteredScheme: the scheme is not registered.
+            NoKernels: the backend does not serve the scheme; the message names those that it serves.
         """
         definition = definition_of(scheme)
         if scheme.name in self:
@@ -56,6 +56,6 @@ class ServingTable(dict[str, Serving]):
 
 
 def check_kind(kind: str, kinds: Collection[str], backend: str) -> None:
-    """Raise NoKernels unless the backend's refit kernels have rows of this kind (`RowWrite.kind`)."""
+    """Raise NoKernels unless the backend's refit kernels support this kind of write (`RowWrite.kind`)."""
     if kind not in kinds:
         raise NoKernels(f"{backend} has no refit kernels for {kind}; it has: {', '.join(kinds)}")

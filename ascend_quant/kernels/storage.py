@@ -1,4 +1,4 @@
-"""Buffers of a quantized weight, their row layout, and the GEMM that uses them, on every device."""
+"""Buffers of a quantized weight, their row layout, and the GEMM that reads them, on every device."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -7,7 +7,7 @@ import torch
 
 from ascend_quant.schemes import SCHEMES, Scheme, definition_of
 
-CODES = {  # the dtypes that codes have while they are one to an element, by `Scheme.codes`
+CODES = {  # dtype of unpacked codes, by `Scheme.codes`
     scheme.codes: getattr(torch, definition_of(scheme).codes_dtype) for scheme in SCHEMES.values() if scheme.quantized
 }
 
@@ -16,7 +16,7 @@ class WeightLayout(Protocol):
     """The memory layout of a resident tensor whose rows are not contiguous.
 
     Attributes:
-        tensor: what the engine computes with.
+        tensor: the buffer that the engine's kernels read.
         shape: (N, K) of all rows.
     """
 
@@ -27,10 +27,11 @@ class WeightLayout(Protocol):
         """Return a copy of some rows."""
 
     def write(self, first: int, codes_NK: torch.Tensor) -> None:
-        """Write rows to their places, starting at row `first`."""
+        """Write rows, starting at row `first`."""
 
     def sampled(self) -> torch.Tensor | None:
-        """A view of the memory that holds every SAMPLE-th row, and perhaps others; None where there is no such."""
+        """Return a view of the memory that contains every SAMPLE-th row, possibly with others; None if there is no such
+        view."""
 
 
 class RefreshedLayout(WeightLayout, Protocol):
@@ -41,13 +42,13 @@ class RefreshedLayout(WeightLayout, Protocol):
 
 
 class Storage(NamedTuple):
-    """The buffers of one weight or stacked weights, whose addresses never change.
+    """The buffers of one weight or of stacked weights, whose addresses never change.
 
     Attributes:
-        codes: what the engine computes with.
-        scale: as the refit writes it, see `oracle.quantize`.
-        served_scale: as the engine reads it; often the same tensor.
-        layout: puts rows of codes in their places, if they do not lie in `codes` as a checkpoint has them.
+        codes: the buffer that the engine's kernels read.
+        scale: the scale that the refit writes, see `oracle.quantize`.
+        served_scale: the scale that the engine reads; often the same tensor.
+        layout: writes rows of codes, if their layout in `codes` differs from a checkpoint's.
     """
 
     codes: torch.Tensor
@@ -57,10 +58,10 @@ class Storage(NamedTuple):
 
 
 def rows_as_they_are(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
-    """Codes (.., N, K) side by side, and the scales that the scheme's definition says a weight of this shape has.
+    """Allocate contiguous codes (.., N, K), and the scales that the scheme defines for a weight of this shape.
 
     Raises:
-        UnregisteredScheme: a scheme that nobody registered.
+        UnregisteredScheme: the scheme is not registered.
     """
     definition, (*stack, rows, length) = definition_of(scheme), shape
     codes = torch.zeros(shape, dtype=getattr(torch, definition.codes_dtype))
@@ -70,7 +71,7 @@ def rows_as_they_are(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
 
 
 def laid_out(layout: WeightLayout, served_scale: torch.Tensor) -> Storage:
-    """int4 codes where `layout` has them."""
+    """Return the storage of int4 codes in `layout`."""
     return Storage(layout.tensor, layout.scales, served_scale, layout)
 
 
@@ -79,9 +80,9 @@ class Serving(NamedTuple):
 
     Attributes:
         linear: (x, codes, served scale, bias) -> x @ w.T + bias, in x's dtype.
-        experts: (x, weight, expert, w13's codes and served scale, w2's, local experts) -> as `oracle.experts`.
-        by: what multiplies, for people.
-        storage: (scheme, shape (.., N, K)) -> the buffers that these compute with, where the backend asks for it here.
+        experts: (x, weight, expert, w13's codes and served scale, w2's, local experts) -> result of `oracle.experts`.
+        by: name of the kernel, for messages.
+        storage: (scheme, shape (.., N, K)) -> the buffers that these read, if they differ from the backend's default.
     """
 
     linear: Callable[..., torch.Tensor]

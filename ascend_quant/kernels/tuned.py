@@ -26,16 +26,16 @@ from ascend_quant.kernels.tuned_reader import BadTable, Choice, ChoicesReader
 logger = logging.getLogger(__name__)
 
 SHIPPED = Path(__file__).parent / "tuned"
-VLLM = ("cutlass", "vllm")  # ways that are vLLM's own
+VLLM = ("cutlass", "vllm")  # implementations that are vLLM's own
 
 
 class Tiles(NamedTuple):
     """The tiles into which `triton_linear.int8_product` cuts an (M, N, K) GEMM.
 
     Attributes:
-        split_k: programs that share a tile's K; their int32 sums are added.
-        tma: loads by tensor descriptors (sm90 and newer; K a multiple of 16).
-        pdl: starts while the previous kernel is still running, and waits before it reads that kernel's output (sm90 and
+        split_k: number of programs that share a tile's K; their int32 sums are added.
+        tma: load by tensor descriptors (sm90 and newer; K must be a multiple of 16).
+        pdl: start while the previous kernel is still running, and wait before reading that kernel's output (sm90 and
             newer).
         ahead: steps of block_k whose weights a program with `pdl` prefetches before it waits.
         late: with `pdl`, let the next kernel start when a program has its sums, not when it begins.
@@ -59,7 +59,7 @@ class HopperTiles(NamedTuple):
     Attributes:
         warps: number of warps that multiply, besides the one that loads.
         stream_k: all programs do the same number of steps of K, whichever tiles these belong to.
-        more: tokens of a tile beyond block_m (0 or 64): 128 and 64 read the weights once for 160 tokens.
+        more: additional tokens of a tile (0 or 64): with 128 + 64, weights are read once for 160 tokens.
     """
 
     block_m: int
@@ -72,7 +72,7 @@ class HopperTiles(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of tokens of a tile."""
+        """The number of tokens of a tile."""
         return self.block_m + self.more
 
 
@@ -80,8 +80,8 @@ class GroupedTiles(NamedTuple):
     """The tiles of `triton_experts.mixture`, a fused MoE: of tokens times w13 (up), and the result times w2 (down).
 
     Attributes:
-        block_m: pairs of one expert that a program computes, in both.
-        up_n, down_n: rows of the weight that a program reads.
+        block_m: (token, expert) pairs of one expert per program, in both products.
+        up_n, down_n: rows of the weight per program.
         up_group, down_group: blocks of pairs that are processed before the next tile of N.
         up_swap, down_swap: multiply weights times tokens.
         pdl: each kernel starts while the previous one is still running (sm90 and newer).
@@ -120,7 +120,7 @@ Table = dict[str, dict[tuple[int, ...], dict[int, Choice]]]  # kind, shape, buck
 def find(kind: str, shape: tuple[int, ...], rows: int, beyond: bool = True) -> Choice | None:
     """Return the choice for this many rows on the current GPU; None if the shape is not tuned.
 
-    The dictionary is shared: do not write to it.
+    The dictionary is shared and must not be modified.
 
     Args:
         beyond: whether rows beyond all buckets use the choice of the largest one.

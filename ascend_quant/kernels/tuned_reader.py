@@ -1,4 +1,4 @@
-"""Validation of files of tuned choices (tuned.py), value by value, since kernels trust the tile sizes in them."""
+"""Validation of files of tuned choices (tuned.py), value by value, since kernels rely on the tile sizes in them."""
 
 import re
 from collections.abc import Mapping
@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 NUMBER = re.compile(r"[1-9][0-9]{0,8}")
-BLOCK = re.compile(r"block_[mnk]|(up|down)_[nk]")  # fields that hold sides of a tile
+BLOCK = re.compile(r"block_[mnk]|(up|down)_[nk]")  # fields that are sides of a tile
 WARPS = re.compile(r"((up|down)_)?warps")
-MORE = (0, 64)  # tokens of HopperTiles.more: one warp group's
+MORE = (0, 64)  # values of HopperTiles.more: none, or one warp group's tokens
 ADDED = ("more",)  # fields that older files lack
-LEAST_BLOCK, LARGEST = 16, 4096  # what a tensor core takes; above all that fits into a processor
-Choice = dict[str, int | bool | str]  # "by": a way; its fields
+LEAST_BLOCK, LARGEST = 16, 4096  # the minimum of tensor cores; more than any processor can hold
+Choice = dict[str, int | bool | str]  # "by": an implementation, and its fields
 
 
 class BadTable(ValueError):
@@ -62,5 +62,5 @@ class ChoicesReader(NamedTuple):
 
 
 def least_of(name: str) -> int:
-    """The least value of a choice's field that is a number; `ahead` steps and `more` tokens there may be none."""
+    """Return the minimum of a numeric field; only `ahead` and `more` may be zero."""
     return LEAST_BLOCK if BLOCK.fullmatch(name) else int(name not in ("ahead", "more"))

@@ -1,6 +1,6 @@
-"""The writes that a refit passes to its kernels, the same on every device: rows to write, and their source tensors.
+"""The writes that a refit passes to its kernels, on every device: rows to write, and their source tensors.
 
-A `RowWrite` says where the rows of one matrix go, its class what becomes of them on the way:
+A `RowWrite` describes where the rows of one matrix are written; its class determines the conversion:
 
 CopyWrite           they are cast to the resident's dtype
 Int8Write           int8 codes, a scale a row
@@ -9,8 +9,8 @@ Int4Write           int4 codes, a scale a group of a row
 PrequantizedWrite   quantized rows from a trainer, each with its scale
 SchemeWrite         codes and scales of a scheme that kernels have no word for
 
-Its source is given beside it (`Job`), as any tensor whose memory holds the matrix: a plan keeps the write and gives it
-next step's tensor.
+The source is passed separately (`Job`), as a tensor whose memory contains the matrix: a plan keeps the write, and uses
+it with the next step's tensor.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,21 +25,21 @@ from ascend_quant.kernels.storage import WeightLayout
 from ascend_quant.schemes import Scheme
 
 SCALE_BYTES = 4  # of a float32
-JOINED = ("copy", "int8", "int8_float32", "fp8", "int8_prequantized", "fp8_prequantized")  # each row is on its own
+JOINED = ("copy", "int8", "int8_float32", "fp8", "int8_prequantized", "fp8_prequantized")  # by row
 
 
 @dataclass(eq=False, kw_only=True)
 class RowWrite:
-    """A write of one source matrix's rows into rows of one resident tensor. All but copies have a `scale` too.
+    """A write of one source matrix's rows into rows of one resident tensor. All classes but CopyWrite have a `scale`.
 
     Attributes:
-        target: (N, K) the resident rows, last stride 1.
-        layout: what puts the rows where they belong by their numbers, if `target` is but a stand-in of their shape.
+        target: (N, K), the resident rows, with last stride 1.
+        layout: writes the rows by index, if `target` is only a placeholder of their shape.
         first_row: index of the first row in the whole resident tensor.
         weight: factor of the tensor in the digest of all residents, below 2**61.
-        offset, row_stride, column_stride: of the matrix within the source tensor, in elements.
-        whole: (offset, L) of the complete rows of L elements that the matrix is a slice of, whose largest magnitude
-            sets the scale; None if the matrix holds them itself.
+        offset, row_stride, column_stride: position and strides of the matrix in the source tensor, in elements.
+        whole: (offset, L) of the complete rows of L elements, of which the matrix is a slice and whose absmax
+            determines the scale; None if the matrix contains them.
     """
 
     target: torch.Tensor
@@ -53,12 +53,12 @@ class RowWrite:
 
     @classmethod
     def of(cls, source_NK: torch.Tensor, target: torch.Tensor, **more) -> "RowWrite":
-        """A write whose source tensor is the matrix itself."""
+        """Return a write whose source tensor is the matrix itself."""
         return cls(target=target, row_stride=source_NK.stride(0), column_stride=source_NK.stride(1), **more)
 
     @property
     def kind(self) -> str:
-        """The kind of conversion, by which kernels are selected, such as "int8", "fp8_blocks" or "copy"."""
+        """The kind of conversion, which selects the kernel, such as "int8", "fp8_blocks" or "copy"."""
         raise NotImplementedError(f"{type(self).__name__} is abstract: instantiate one of its subclasses")
 
     @cached_property
@@ -66,7 +66,7 @@ class RowWrite:
         return self.target.shape[0]
 
     def followed_by(self, other: "RowWrite") -> bool:
-        """Return whether another write of the same tensor goes on where this one ends, here and there."""
+        """Return whether another write of the same tensor continues where this one ends, in source and target."""
         behind = self.rows * self.row_stride
         whole = self.whole and (self.whole[0] + behind, self.whole[1])
         strides, others = (self.row_stride, self.column_stride), (other.row_stride, other.column_stride)
@@ -81,7 +81,7 @@ class RowWrite:
         return self.kind in JOINED
 
     def joined(self, other: "RowWrite") -> "RowWrite":
-        """Join this write and the one that follows it; a resident's rows, and their scales, lie side by side."""
+        """Merge this write with the one that follows it; their resident rows and scales are contiguous."""
         rows, length = self.rows + other.rows, self.target.shape[1]
         longer = {"target": self.target.as_strided((rows, length), (length, 1))}
         if self.scale is not None:
@@ -93,11 +93,11 @@ class RowWrite:
         return part.to(torch.bfloat16)
 
     def matrix(self, source: torch.Tensor) -> torch.Tensor:
-        """(N, K): the matrix within `source`."""
+        """Return the matrix (N, K) in `source`."""
         return self._view(source, self.offset, self.target.shape[1])
 
     def whole_rows(self, source: torch.Tensor) -> torch.Tensor | None:
-        """(N, L): the complete rows within `source`."""
+        """Return the complete rows (N, L) in `source`."""
         return None if self.whole is None else self._view(source, *self.whole)
 
     def _view(self, source: torch.Tensor, offset: int, columns: int, rows: int | None = None) -> torch.Tensor:
@@ -107,11 +107,11 @@ class RowWrite:
 
 @dataclass(eq=False, kw_only=True)
 class CopyWrite(RowWrite):
-    """Values, cast to the target's dtype.
+    """A copy that casts to the target's dtype.
 
     Attributes:
-        edge_block: the first resident row of the block that these rows are kept for until other tensors have brought
-            theirs; None for rows that are resident as they are.
+        edge_block: first resident row of the block for which these rows are buffered until the rest of the block
+            arrives; None for rows that are not quantized.
     """
 
     edge_block: int | None = None
@@ -129,10 +129,10 @@ class Int8Write(RowWrite):
 
     Attributes:
         scale: float32 (N), written with the codes.
-        static_scale: float32 (N), to quantize with (`oracle.quantize_given`), which become the resident ones; None for
-            the rows' own.
-        skip_bf16_cast: whether a float32 source is quantized as it is (`oracle.quantize_rows`), not rounded to BF16
-            first; always so with static scales.
+        static_scale: float32 (N), fixed scales to quantize with (`oracle.quantize_given`), which become the resident
+            ones; None to compute scales from the rows.
+        skip_bf16_cast: whether a float32 source is quantized without rounding it to BF16 first
+            (`oracle.quantize_rows`); always true with static scales.
 
     Raises:
         ValueError: the target does not hold int8.
@@ -158,13 +158,13 @@ class Int8Write(RowWrite):
 
 @dataclass(eq=False, kw_only=True)
 class Fp8Write(RowWrite):
-    """Codes of float8_e4m3fn; what shares a scale shows in the shape of the scales and in `tensor_rows`.
+    """Quantization to float8_e4m3fn; the shape of the scales and `tensor_rows` determine which elements share a scale.
 
     Attributes:
-        scale: float32, (N) one a row, or (N/128, K/128) one a block.
-        tensor_rows: (rows before the matrix, all rows) of the tensor that it is a part of, where a tensor has one
-            scale, which every row gets; None where scales are shared otherwise.
-        first_block: index of the first row of block scales in all of them; None where blocks are counted as rows are.
+        scale: float32, (N) per row, or (N/128, K/128) per block.
+        tensor_rows: (rows before the matrix, all rows) of the tensor that contains the matrix, for per-tensor scales,
+            which are repeated for every row; None for other scales.
+        first_block: index of the first row of block scales; None to derive it from `first_row`.
     """
 
     scale: torch.Tensor
@@ -178,7 +178,7 @@ class Fp8Write(RowWrite):
         return "fp8" if self.tensor_rows is None else "fp8_tensor"
 
     def whole_tensor(self, source: torch.Tensor) -> torch.Tensor:
-        """(all rows, L): the tensor that the matrix is a part of."""
+        """Return (all rows, L): the tensor that contains the matrix."""
         offset, length = self.whole or (self.offset, self.target.shape[1])
         before, rows = self.tensor_rows
         return self._view(source, offset - before * self.row_stride, length, rows)
@@ -186,7 +186,7 @@ class Fp8Write(RowWrite):
 
 @dataclass(eq=False, kw_only=True)
 class Int4Write(RowWrite):
-    """Quantization to int4, in the layout's order.
+    """Quantization to int4, in the order of the layout.
 
     Attributes:
         scale: BF16 (N, K/group).
@@ -202,11 +202,11 @@ class Int4Write(RowWrite):
 class PrequantizedWrite(RowWrite):
     """Pre-quantized values in the target's dtype.
 
-    Behind each of the source's whole rows is the row's scale: the four bytes of a float32, which need not be aligned
-    (see `transfer.prequantized`).
+    Each whole row of the source is followed by its scale: the four bytes of a float32, possibly unaligned (see
+    `transfer.prequantized`).
 
     Attributes:
-        scale: float32 (N), where these are written.
+        scale: float32 (N), the resident scales.
     """
 
     scale: torch.Tensor
@@ -217,25 +217,25 @@ class PrequantizedWrite(RowWrite):
 
     @property
     def sent_scale(self) -> tuple[int, int]:
-        """The bytes of the sent scales: (offset, length) of each row's, in elements."""
+        """Return the (offset, length) of each row's sent scale, in elements."""
         offset, length = self.whole
         return offset + length, SCALE_BYTES
 
     def rows_with_scale(self, source: torch.Tensor) -> torch.Tensor:
-        """(N, L + 4): the complete rows, and their scales."""
+        """Return the complete rows (N, L + 4) with their scales."""
         return self._view(source, self.whole[0], self.whole[1] + SCALE_BYTES)
 
     def sent_scale_N(self, source: torch.Tensor) -> torch.Tensor:
-        """float32 (N): the scales behind the rows."""
+        """Return the sent scales, float32 (N)."""
         return scales_in(self._view(source, *self.sent_scale))
 
 
 @dataclass(eq=False, kw_only=True)
 class SchemeWrite(RowWrite):
-    """Quantization of complete rows by the scheme's own `quantize`.
+    """Quantization of complete rows by the scheme's own `quantize` method.
 
     Attributes:
-        scale: (N, S), of the dtype that the scheme's definition says.
+        scale: (N, S), in the dtype that the scheme defines.
     """
 
     scale: torch.Tensor
@@ -247,7 +247,7 @@ class SchemeWrite(RowWrite):
 
 
 def scales_in(bytes_NB: torch.Tensor) -> torch.Tensor:
-    """float32 (N) that the (N, 4) elements of one byte are; a copy, since they may lie anywhere."""
+    """Return float32 (N) from (N, 4) one-byte elements, as a copy, since they may be unaligned."""
     return bytes_NB.clone(memory_format=torch.contiguous_format).view(torch.float32).view(-1)
 
 
@@ -257,8 +257,8 @@ class WriteBatch:
 
     Attributes:
         writes: in any order.
-        source_index: for each write, which of the tensors it reads.
-        kernel_cache: the kernel module's own; it holds while the tensors keep their shapes, dtypes and devices.
+        source_index: for each write, the index of the tensor that it reads.
+        kernel_cache: private to the kernel module; valid while the tensors keep their shapes, dtypes and devices.
     """
 
     writes: Sequence[RowWrite]
@@ -276,16 +276,16 @@ class Job(NamedTuple):
 
     @classmethod
     def of(cls, write: RowWrite, source: torch.Tensor, slot: int = 0) -> "Job":
-        """Make a job of a single write."""
+        """Return a job with a single write."""
         return cls.of_each([write], [source], [slot])
 
     @classmethod
     def of_each(cls, writes: Sequence[RowWrite], sources: Sequence[torch.Tensor], slots: Sequence[int]) -> "Job":
-        """Make a job of writes with a source each."""
+        """Return a job of writes with one source each."""
         addresses = [source.data_ptr() for source in sources]
         return cls(WriteBatch(writes, range(len(writes))), sources, addresses, np.array(slots))
 
     def each(self) -> Iterator[tuple[RowWrite, torch.Tensor, int]]:
-        """The writes one by one, with their source and its slot."""
+        """Yield the writes one by one, with their source and its slot."""
         for write, index in zip(self.batch.writes, self.batch.source_index, strict=True):
             yield write, self.tensors[index], int(self.slots[index])

@@ -1,4 +1,4 @@
-"""A refit on the CPU: the oracle in chunks of rows.
+"""Refit kernels for CPUs: the reference implementation (oracle), applied to chunks of rows.
 
 Chunks keep the float32 work space small and in cache: 256 rows of a 172 MiB shard need 24 MiB, not 778 MiB.
 """
@@ -15,11 +15,11 @@ from ascend_quant.kernels.writes import Job
 
 READS_ARE_FREE = True
 
-ROWS = 256  # a multiple of a block's
+ROWS = 256  # a multiple of a block's rows
 
 
 def write(jobs: Sequence[Job], counters: Counters, receipt: bool = True) -> None:
-    """Carry out writes, a few rows at a time.
+    """Carry out writes in chunks of rows.
 
     Args:
         receipt: whether changed codes and the digest are counted; non-finite elements always are.
@@ -35,7 +35,7 @@ def prepare(device: torch.device, writes: Iterable = ()) -> None:
 def digests(
     tensors: Sequence[torch.Tensor | WeightLayout], first_rows: Sequence[int] = (), first_columns: Sequence[int] = ()
 ) -> torch.Tensor:
-    """`oracle.digest` of each tensor as int64, a few rows at a time."""
+    """Return `oracle.digest` of each tensor as int64, computed in chunks of rows."""
     found = torch.zeros(len(tensors), dtype=torch.int64)
     for i, tensor in enumerate(tensors):
         found[i] = sum_of(tensor, first_rows[i] if first_rows else 0, first_columns[i] if first_columns else 0)
@@ -43,5 +43,5 @@ def digests(
 
 
 def read_digests(found: Sequence[torch.Tensor]) -> list[int]:
-    """Return the values of the tensors that calls of `digests` returned, one after the other."""
+    """Return the results of several calls of `digests` as one list."""
     return torch.cat(list(found)).tolist()

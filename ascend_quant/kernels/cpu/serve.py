@@ -1,7 +1,7 @@
-"""Serving on CPUs: int8 with torch's integer GEMM, other schemes as the oracle computes them, in float32.
+"""Serving on CPUs: int8 uses torch's integer GEMM; other schemes are computed in float32, as in the oracle.
 
-fp8 and int4 weights are unpacked in every GEMM: this is for trying a scheme out, not for speed. The same holds for
-schemes that have only a definition (`by_definition`).
+fp8 and int4 weights are unpacked in every GEMM, as are schemes without kernels (`by_definition`): this serves to try a
+scheme, not for speed.
 """
 
 import logging
@@ -23,17 +23,17 @@ Product = Callable[..., torch.Tensor]  # x (M, K), codes, scale, bias (N) or Non
 
 
 def storage(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
-    """Buffers for a weight (.., N, K).
+    """Allocate the buffers of a weight (.., N, K).
 
     Raises:
-        UnregisteredScheme: a scheme that nobody registered.
-        NoKernels: naming the schemes that are served here.
+        UnregisteredScheme: the scheme is not registered.
+        NoKernels: the scheme is not served on CPUs; the message names those that are.
     """
     return SERVING.of(scheme).storage(scheme, shape)
 
 
 def packed_rows(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
-    """Make the buffers of an int4 weight: packed codes and group scales."""
+    """Allocate the buffers of an int4 weight: packed codes and group scales."""
     layout = PackedRows(shape, scheme.group)
     return laid_out(layout, layout.scales)
 
@@ -41,22 +41,23 @@ def packed_rows(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
 def matmul(
     x: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, bias_N: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The W8A8 product of `oracle.matmul` for x (..., K), in x's dtype."""
+    """Compute the W8A8 product of `oracle.matmul` for x (..., K), in x's dtype."""
     return _linear(_int8_product, x, codes_NK, scale_N, bias_N)
 
 
 def fp8_matmul(x, codes_NK, scale_N, bias_N=None) -> torch.Tensor:
-    """The product of x and fp8 codes (N, K) with a scale per channel, in x's dtype."""
+    """Multiply x by fp8 codes (N, K) with one scale per output channel, in x's dtype."""
     return _linear(_fp8_product, x, codes_NK, scale_N, bias_N)
 
 
 def fp8_block_matmul(x, codes_NK, scale_IJ, bias_N=None) -> torch.Tensor:
-    """The product of x and fp8 codes with a scale for every 128x128 weights and every 128 activations of a token."""
+    """Multiply x by fp8 codes with 128x128 block scales, and per-token-group activation scales for groups of 128
+    channels."""
     return _linear(_block_product, x, codes_NK, scale_IJ, bias_N)
 
 
 def int4_matmul(x, packed, scale_NG, bias_N=None) -> torch.Tensor:
-    """x times BF16(code * scale), of packed codes (N, K/8)."""
+    """Multiply x by BF16(code * scale), for packed int4 codes (N, K/8)."""
     return _linear(_int4_product, x, packed, scale_NG, bias_N)
 
 
@@ -66,9 +67,9 @@ def _linear(product: Product, x, codes, scale, bias_N) -> torch.Tensor:
 
 
 def int_mm_is_exact() -> bool:
-    """Return whether torch._int_mm is exact on this processor, tried with the largest codes.
+    """Return whether torch._int_mm is exact on this processor, tested with the largest codes.
 
-    Without VNNI, some builds add pairs of products in int16, which saturates.
+    Without VNNI, some builds accumulate pairs of products in saturating int16.
     """
     x, w = torch.full((2, 64), 127, dtype=torch.int8), torch.full((3, 64), -127, dtype=torch.int8)
     exact = bool((torch._int_mm(x, w.t()) == -127 * 127 * 64).all())
@@ -77,7 +78,7 @@ def int_mm_is_exact() -> bool:
     return exact
 
 
-INT_MM_IS_EXACT = int_mm_is_exact()  # once, at import: torch.compile traces what calls it
+INT_MM_IS_EXACT = int_mm_is_exact()  # evaluated once, at import, since torch.compile traces the callers
 
 
 def _integer_product(x_codes_MK: torch.Tensor, codes_NK: torch.Tensor) -> torch.Tensor:
@@ -111,14 +112,15 @@ def _int4_product(x_MK, packed, scale_NG, bias_N=None) -> torch.Tensor:
 
 
 def _as_op(function: Callable[..., torch.Tensor], name: str) -> Callable[..., torch.Tensor]:
-    """Register the function as a custom op: torch.compile cannot follow a loop over what the router chose."""
+    """Register the function as a custom op, since torch.compile cannot trace a loop whose length depends on the
+    routing."""
     op = torch.library.custom_op(f"ascend_quant::cpu_{name}", function, mutates_args=())
     op.register_fake(lambda x_MK, *_: torch.empty_like(x_MK))
     return op
 
 
 def _mixture(product: Product, name: str) -> Callable[..., torch.Tensor]:
-    """The mixture of `oracle.experts` with a product of one's own."""
+    """Compute the mixture of `oracle.experts` with the given product."""
 
     def experts(
         x_MK: torch.Tensor,
@@ -130,11 +132,11 @@ def _mixture(product: Product, name: str) -> Callable[..., torch.Tensor]:
         w2_scale: torch.Tensor,
         local_G: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The mixture of `oracle.experts`, in x's dtype.
+        """Compute the mixture of `oracle.experts`, in x's dtype.
 
         Args:
-            expert_MT: experts that the router chose, below E, or below G where `local_G` is given.
-            local_G: int32, the index into E of each of the model's G experts, -1 for those of other ranks.
+            expert_MT: the routed experts, below E, or below G with `local_G`.
+            local_G: int32, maps each of the model's G experts to its index in E, or to -1 on other ranks.
         """
 
         def gate_up(x: torch.Tensor, expert: int) -> torch.Tensor:
@@ -159,7 +161,7 @@ def _plain_experts(
     w2_EKN: torch.Tensor,
     local_G: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The mixture of experts without quantization, each product in x's dtype, summed in float32; see `experts`."""
+    """Compute the mixture without quantization: each product in x's dtype, summed in float32; see `experts`."""
 
     def gate_up(x: torch.Tensor, expert: int) -> torch.Tensor:
         return F.linear(x, w13_ENK[expert])
@@ -174,7 +176,7 @@ plain_experts = _as_op(_plain_experts, "experts_plain")
 
 
 def _mixed(x_MK, weight_MT, expert_MT, count: int, local_G, gate_up: Callable, down: Callable) -> torch.Tensor:
-    """The sum over a token's experts of weight * down(silu(gate(x)) * up(x)), in x's dtype."""
+    """Return the sum over a token's experts of weight * down(silu(gate(x)) * up(x)), in x's dtype."""
     expert_MT = expert_MT if local_G is None else local_G[expert_MT]
     out_MK = torch.zeros(x_MK.shape, dtype=torch.float32, device=x_MK.device)
     for expert in range(count):
@@ -188,7 +190,7 @@ def _mixed(x_MK, weight_MT, expert_MT, count: int, local_G, gate_up: Callable, d
 
 
 def by_definition(scheme: Scheme) -> Serving:
-    """Return the products of a scheme that has no kernels, made from its definition."""
+    """Return the products of a scheme that has no kernels, derived from its definition."""
     return _served_by(definition_of(scheme))
 
 

@@ -1,6 +1,6 @@
 """CUDA kernels: refit/ writes weights, serve/ has GEMMs and attention, tune/ is the autotuner. kernels/__init__.py
-lists their functions. triton_elements.py has the arithmetic of single elements, triton_early.py kernels that start
-before the one before them has ended (programmatic dependent launch).
+lists their functions. triton_elements.py has elementwise arithmetic, triton_early.py the programmatic dependent launch
+(PDL) of kernels.
 """
 
 from ascend_quant.kernels.counters import Counters

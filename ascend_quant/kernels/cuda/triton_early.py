@@ -1,7 +1,7 @@
-"""Kernels that start while the one before them still runs (programmatic dependent launch), on Hopper and newer GPUs.
+"""Kernels that start while the previous one still runs (programmatic dependent launch), on Hopper and newer GPUs.
 
-Such a kernel waits before it touches what the others write, and lets the next one come. Until then the memory stands
-idle, so it may ask for weights: they come into the L2 cache, where all writes show, and a refit cannot be missed.
+Such a kernel waits before it accesses memory that earlier kernels write, and then lets the next one start. Until then
+the memory is idle, so it may prefetch weights into the L2 cache, which is coherent: a refit's writes are not missed.
 """
 
 import ctypes
@@ -17,12 +17,12 @@ except ImportError:  # an older Triton
     gdc_launch_dependents = gdc_wait = None
 
 CAPABILITY, DRIVER = (9, 0), 12030  # CUDA 12.3: the first whose graphs hold such launches
-LINE = tl.constexpr(128)  # bytes that come into the L2 cache together
+LINE = tl.constexpr(128)  # bytes of a cache line
 
 
 @cache
 def starts_early(device: torch.device) -> bool:
-    """Return whether kernels can on this device."""
+    """Return whether the device supports this."""
     if gdc_wait is None or device.type != "cuda" or torch.cuda.get_device_capability(device) < CAPABILITY:
         return False
     return _driver() >= DRIVER
@@ -34,7 +34,7 @@ def launch(early: bool) -> dict[str, bool]:
 
 
 def _driver() -> int:
-    """The CUDA version of the driver, 0 if it does not tell."""
+    """Return the CUDA version that the driver supports, or 0 if unknown."""
     version = ctypes.c_int(0)
     ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     return version.value
@@ -42,7 +42,7 @@ def _driver() -> int:
 
 @triton.jit
 def wait(EARLY: tl.constexpr, LATE: tl.constexpr = False):
-    """Wait for what the kernels before have written and read; then the next one may come, or not yet (`LATE`)."""
+    """Wait for the previous kernels' reads and writes; then let the next kernel start, unless LATE."""
     if EARLY:
         gdc_wait()
         if not LATE:
@@ -51,14 +51,14 @@ def wait(EARLY: tl.constexpr, LATE: tl.constexpr = False):
 
 @triton.jit
 def call_next(EARLY: tl.constexpr):
-    """Let the next kernel come once all programs have called this, or are done."""
+    """Let the next kernel start once all programs have called this or have ended."""
     if EARLY:
         gdc_launch_dependents()
 
 
 @triton.jit
 def call_next_and_wait(EARLY: tl.constexpr):
-    """Let the next kernel come at once, then wait for the kernels before."""
+    """Let the next kernel start at once, then wait for the previous kernels."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -66,7 +66,7 @@ def call_next_and_wait(EARLY: tl.constexpr):
 
 @triton.jit
 def ask_for(w, rows, first, last, K, BLOCK_K: tl.constexpr):
-    """Steps `first` to `last`, of BLOCK_K columns, of some rows of int8 codes (.., K), line by line."""
+    """Prefetch steps `first` to `last`, of BLOCK_K columns, of some rows of int8 codes (.., K), line by line."""
     lines = tl.arange(0, (BLOCK_K + LINE - 1) // LINE) * LINE
     row = w + rows.to(tl.int64)[:, None] * K
     for step in range(first, last):

@@ -1,7 +1,7 @@
-"""Arithmetic of one element, in Triton: its rounding to BF16, a row's scale, and codes of int8 and float8_e4m3fn.
+"""Elementwise arithmetic in Triton: rounding to BF16, scales of rows, and codes of int8 and float8_e4m3fn.
 
-The codes equal IEEE division. For BF16 values, `x / scale` is replaced by one multiplication with a reciprocal that is
-nudged off every tie: see `reciprocal`. Values that are taken as they are, in float32, are divided.
+The codes equal those of IEEE division. For BF16 values, `x / scale` is replaced by a multiplication with a reciprocal
+that is nudged off every tie, see `reciprocal`. float32 values are divided.
 """
 
 import torch
@@ -19,13 +19,13 @@ MAGIC, MAGIC_BITS = tl.constexpr(12582912.0), tl.constexpr(0x4B400000)  # 1.5 * 
 FP8_MAGIC, FP8_MAGIC_BITS = tl.constexpr(16384.0), tl.constexpr(0x46800000)  # 2**14, whose last bit is 2**-9
 FP8_NORMAL_BITS = tl.constexpr(0x3C800000)  # 2**-6
 TINY = tl.constexpr(oracle.TINY)
-CONVERTS = tl.constexpr(hasattr(tl, "target_info") and not triton.knobs.runtime.interpret)  # it knows no assembly
+CONVERTS = tl.constexpr(hasattr(tl, "target_info") and not triton.knobs.runtime.interpret)
 NUDGE_UP, NUDGE_DOWN = tl.constexpr(1 + 2.0**-20), tl.constexpr(1 - 2.0**-20)
 
 
 @triton.jit
 def magnitude(values):
-    """|x| as the bits of a float32: as integers they compare like the values, with NaN above Inf above the rest."""
+    """Return |x| as the bits of a float32, which sort like the values, with NaN above Inf above all others."""
     return values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
@@ -34,7 +34,7 @@ INTERPRETED = tl.constexpr(not isinstance(magnitude, triton.JITFunction))
 
 @triton.jit
 def as_float(part):
-    """Convert values to float32; in integers for BF16, whose denormals Triton's interpreter gets wrong."""
+    """Convert values to float32; BF16 by integer operations, since Triton's interpreter gets its denormals wrong."""
     if part.dtype == tl.bfloat16:
         return (part.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     else:
@@ -43,7 +43,7 @@ def as_float(part):
 
 @triton.jit
 def rounded(part):
-    """float32 values rounded to BF16, half to even (the interpreter's own cast cuts off); NaN and Inf stay."""
+    """Round float32 values to BF16, half to even (the interpreter truncates); NaN and Inf are kept."""
     values = as_float(part)
     if part.dtype != tl.bfloat16:
         bits = values.to(tl.int32, bitcast=True)
@@ -54,7 +54,7 @@ def rounded(part):
 
 @triton.jit
 def cast(part, TYPE: tl.constexpr):
-    """Cast to another dtype; to and from BF16 in integers, see `as_float` and `rounded`."""
+    """Cast to another dtype; to and from BF16 by integer operations, see `as_float` and `rounded`."""
     if part.dtype == TYPE:
         return part
     elif tl.bfloat16 == TYPE:
@@ -65,7 +65,7 @@ def cast(part, TYPE: tl.constexpr):
 
 @triton.jit
 def multiply_add(x, y, z):
-    """x * y + z of float32, rounded once; the interpreter's own fma rounds twice, so there it is made in float64."""
+    """Return x * y + z in float32, rounded once; in float64 under the interpreter, whose fma rounds twice."""
     if INTERPRETED:
         return (x.to(tl.float64) * y.to(tl.float64) + z.to(tl.float64)).to(tl.float32)
     else:
@@ -84,11 +84,11 @@ def bits_of(value, TYPE: tl.constexpr):
 
 @triton.jit
 def converted(part, scale, factor, KIND: tl.constexpr, TARGET_TYPE: tl.constexpr):
-    """Convert elements to what is stored; return it, and its bits as integers."""
+    """Convert elements to their stored form; return it, and its bits as integers."""
     if KIND == "int8":
         bits = (rounded(part) * factor[:, None] + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
         value = bits.to(tl.int8)
-    elif KIND == "int8_float32" or KIND == "int8_static":  # no larger than 127 with a scale of its own
+    elif KIND == "int8_float32" or KIND == "int8_static":  # its own scale keeps it within 127
         bits = tl.minimum(tl.maximum(outer_code(part, scale[:, None]), INT8_MIN), INT8_MAX)
         value = bits.to(tl.int8)
     elif KIND == "int8_prequantized" or KIND == "fp8_prequantized":
@@ -105,12 +105,12 @@ def converted(part, scale, factor, KIND: tl.constexpr, TARGET_TYPE: tl.constexpr
 
 @triton.jit
 def scale_of(bits, KIND: tl.constexpr):
-    """absmax / 127 (or 448) as float32, correctly rounded.
+    """Return absmax / 127 (or 448) as float32, correctly rounded.
 
-    The float64 product is off by less than 2**-52 of itself, and the quotient of a BF16 number (8 bits) by 127 or 448
-    is never that close to the middle between two float32 numbers unless it is one of them.
+    The float64 product has a relative error below 2**-52, and the quotient of a BF16 number (8 bits) by 127 or 448 is
+    never that close to a float32 tie unless it is one.
     """
-    if KIND == "int8_float32":  # of 24 bits
+    if KIND == "int8_float32":  # absmax has 24 bits
         exact = bits.to(tl.float32, bitcast=True)
         return tl.where(exact < TINY, 0.0, tl.div_rn(exact, tl.full(exact.shape, INT8_MAX * 1.0, tl.float32)))
     absmax = bits.to(tl.float32, bitcast=True).to(tl.float64)
@@ -120,14 +120,14 @@ def scale_of(bits, KIND: tl.constexpr):
 
 @triton.jit
 def spoilt(scale, KIND: tl.constexpr):
-    """1 for a sent scale that no quantization gives, see `oracle.spoilt_rows`; 0 for others."""
+    """Return 1 for a sent scale that quantization cannot produce, see `oracle.spoilt_rows`; 0 for others."""
     largest: tl.constexpr = LARGEST_INT8_SCALE if KIND == "int8_prequantized" else LARGEST_FP8_SCALE
     return ((scale < 0) | (scale > largest) | (magnitude(scale) >= INF_BITS)).to(tl.int32)
 
 
 @triton.jit
 def reciprocal(bits, scale):
-    """A factor f with round(x * f) = round_half_even(fl(x / scale)) for every BF16 |x| <= absmax.
+    """Return f with round(x * f) = round_half_even(fl(x / scale)) for every BF16 |x| <= absmax.
 
     127 x / absmax is a tie k + 1/2 only if absmax is 254 * 2**n, whose scale is a power of two and f exact, or if
     |x| = absmax / 2; every other x is at least 1/510 of itself away from one. For that x the correctly rounded
@@ -144,29 +144,29 @@ def reciprocal(bits, scale):
 
 @triton.jit
 def quotient(x, scale):
-    """x / scale as IEEE has it, 0 where the scale is."""
+    """Return x / scale by IEEE division, 0 if the scale is 0."""
     return tl.where(scale == 0, 0.0, tl.div_rn(x, tl.where(scale == 0, 1.0, scale)))
 
 
 @triton.jit
 def outer_code(part, scale):
-    """x / scale rounded half to even, int32; -129 or 128 for all that a code cannot hold."""
+    """Return x / scale rounded half to even, as int32; values out of a code's range become -129 or 128."""
     ratio = tl.minimum(tl.maximum(quotient(as_float(part), scale), INT8_MIN - 1.0), INT8_MAX + 1.0)
     return (ratio + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
 
 
 @triton.jit
 def lost(part, scale):
-    """Return whether a code cannot hold what a given scale makes of an element."""
+    """Return whether an element, divided by a static scale, is out of the range of codes."""
     code = outer_code(part, scale)
     return (code > INT8_MAX) | (code < INT8_MIN) | ((scale == 0) & (as_float(part) != 0))
 
 
 @triton.jit
 def fp8(x, scale):
-    """float8_e4m3fn codes of BF16 values, as the int8 with their bits; `scale` broadcasts against x."""
+    """Return float8_e4m3fn codes of BF16 values, as int8 with their bits; `scale` broadcasts against x."""
     if CONVERTS and tl.target_info.cuda_capability_geq(8, 9):
-        # one at a time: with pack=4 Triton 3.6 made other bytes of elements that are masked
+        # one at a time: with pack=4, Triton 3.6 gives other bytes for masked elements
         return tl.inline_asm_elementwise(
             "{ .reg .b16 code; cvt.rn.satfinite.e4m3x2.f32 code, 0f00000000, $1; cvt.u32.u16 $0, code; }",
             "=r,r",
@@ -181,22 +181,22 @@ def fp8(x, scale):
 
 @triton.jit
 def quotient_of_bf16(x, scale):
-    """`quotient` of BF16 values by a scale that `scale_of` made of a BF16 number; no worse for `fp8`, in fewer steps.
+    """Compute `quotient` in fewer steps, for BF16 values and a scale of a BF16 absmax; its fp8 codes are the same.
 
-    A product with the rounded reciprocal is off by less than two units in the last place, and an fma gives what is
-    left. The corrected quotient can be wrong only where the true one is next to the middle of two float32 numbers, and
-    none beside a tie between two codes is: tests/unit/test_kernels_fp8.py tries all mantissas.
+    The product with the rounded reciprocal is off by less than two ulp, and an fma computes the remainder. The
+    corrected quotient can be wrong only if the true one is next to a float32 tie, which never lies next to a tie
+    between two codes: tests/unit/test_kernels_fp8.py tries all mantissas.
     """
     divisor = tl.where(scale == 0, 1.0, scale)
     reciprocal = tl.div_rn(1.0, divisor)
     quotient = x * reciprocal
-    rest = tl.fma(quotient, divisor, x * -1.0)  # and not its negative: -0 stays -0. For Triton -x is 0 - x
+    rest = tl.fma(quotient, divisor, x * -1.0)  # not its negative, so that -0 stays -0: Triton computes -x as 0 - x
     return tl.where(scale == 0, 0.0, tl.fma(rest, -reciprocal, quotient))
 
 
 @triton.jit
 def _fp8_of_ratio(ratio):
-    """float32 as float8_e4m3fn, in integers, for GPUs without such an instruction and for the interpreter."""
+    """Convert float32 to float8_e4m3fn in integers, for GPUs without such an instruction and for the interpreter."""
     ratio = tl.minimum(tl.maximum(ratio, -FP8_MAX * 1.0), FP8_MAX * 1.0)
     bits = ratio.to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF

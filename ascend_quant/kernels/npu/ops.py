@@ -1,6 +1,6 @@
 """Operators of the installed torch_npu, CANN and chip, detected by probing, with a clear error if one is missing.
 
-Only `check_pair` compares versions. Operators are looked up in torch.ops.npu, because vendors' images have operators
+Only `check_pair` compares versions. Operators are looked up in torch.ops.npu, because vendors' images contain operators
 that their version numbers do not imply.
 """
 
@@ -19,13 +19,13 @@ A5_DTYPES = ("torch.float8", "torch.float4")
 NZ_DTYPES = (torch.int8, torch.float16, torch.bfloat16)
 ASCEND_950 = 260  # SocVersion in torch_npu's NpuVariables.h: A2 is 220 and more, A3 250 and more
 
-FIRST_PAIR = "torch_npu 2.7.1 with CANN 8.3.RC1"  # the oldest that this project's operators were looked up in
+FIRST_PAIR = "torch_npu 2.7.1 with CANN 8.3.RC1"  # the oldest versions in which this project's operators were looked up
 LATER_PAIRS = {
-    # op-plugin 7.3.0's op_plugin_functions.yaml has it, the wheel of torch_npu 2.7.1 has not
+    # listed in op-plugin 7.3.0's op_plugin_functions.yaml, but missing in the wheel of torch_npu 2.7.1
     "npu_grouped_matmul_swiglu_quant_v2": "torch_npu 2.7.1.post2 with CANN 8.5.0",
 }
-# The CANN that each torch_npu was released for: torch_npu's README; from 2.10.0 on vllm-ascend's versioning_policy.md,
-# but 2.10.0.post4, which is torch_npu's release notes'.
+# The CANN version for which each torch_npu was released: torch_npu's README; from 2.10.0 on, vllm-ascend's
+# versioning_policy.md, except for 2.10.0.post4, which is from torch_npu's release notes.
 CANN_OF = {
     "2.7.1": "8.3.RC1",
     "2.7.1.post1": "8.3.RC2",
@@ -48,17 +48,18 @@ class WrongPair(RuntimeError):
 
 
 def has_operator(name: str) -> bool:
-    """Return whether the installed torch_npu has an operator; torch.compile can trace the question."""
+    """Return whether the installed torch_npu has an operator; torch.compile can trace this."""
     import torch_npu  # noqa: F401  registers them
 
     return hasattr(torch.ops.npu, name)
 
 
 def operator(name: str) -> Callable:
-    """Return torch_npu's function of that name.
+    """Return torch_npu's operator with this name.
 
     Raises:
-        MissingOperator: naming it, what is installed, and the first pair of torch_npu and CANN that has it.
+        MissingOperator: the operator does not exist; the message names the installed versions and the first that have
+            it.
     """
     if not has_operator(name):
         raise MissingOperator(
@@ -76,13 +77,13 @@ def grouped_matmul_swiglu_quant(
     x_scale_R: torch.Tensor,
     end_E: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 codes (R, N / 2) and float32 scales (R) of silu(gate) * up, by the newest fused operator that is there.
+    """Return int8 codes (R, N / 2) and float32 scales (R) of silu(gate) * up, by the newest available fused operator.
 
     Args:
-        codes_EKN: int8 in FRACTAL_NZ. The first version takes any format for FRACTAL_NZ and computes nonsense.
+        codes_EKN: int8 in FRACTAL_NZ. The first version does not check the format, and gives wrong results for others.
         scale_EN: float32.
-        end_E: int64, the row after each expert's last; rows after them all are left undefined. Counts instead of ends
-            are the second version's only, and not of all its releases.
+        end_E: int64, the end of each expert's rows; rows beyond the last end are left undefined. Only some releases of
+            the second version support counts instead of ends.
     """
     if has_operator("npu_grouped_matmul_swiglu_quant_v2") and second_swiglu_quant_traces():
         second = operator("npu_grouped_matmul_swiglu_quant_v2")
@@ -92,13 +93,13 @@ def grouped_matmul_swiglu_quant(
     return codes_RH, scale_R
 
 
-@torch.compiler.assume_constant_result  # torch.compile asks, and does not look in
+@torch.compiler.assume_constant_result  # torch.compile evaluates this, and does not trace it
 def second_swiglu_quant_traces() -> bool:
-    """Return whether the Meta kernel of npu_grouped_matmul_swiglu_quant_v2 takes the operator's own defaults.
+    """Return whether the Meta kernel of npu_grouped_matmul_swiglu_quant_v2 accepts the operator's own defaults.
 
-    torch_npu 2.10.0.post4's does not: dequant_dtype is 0 by default, the only value that its documentation allows, and
-    its Meta kernel knows no 0. Devices do not run that kernel, but torch.compile, torch.export and fake tensors do. The
-    first version gives the same bytes.
+    That of torch_npu 2.10.0.post4 does not: it rejects dequant_dtype 0, which is the default and the only documented
+    value. Devices do not run the Meta kernel, but torch.compile, torch.export and fake tensors do. The first version
+    gives the same bytes.
     """
     return _second_swiglu_quant_traces()
 
@@ -123,7 +124,7 @@ def _second_swiglu_quant_traces() -> bool:
 
 
 def installed() -> str:
-    """torch_npu and, where the runtime tells it, CANN with their versions."""
+    """Return the versions of torch_npu and, if the runtime reports it, CANN."""
     import torch_npu
 
     cann = cann_version()
@@ -131,7 +132,7 @@ def installed() -> str:
 
 
 def cann_version() -> str:
-    """Return the version of the CANN runtime, such as "8.5.0"; empty before 8.1.RC1, which does not tell."""
+    """Return the version of the CANN runtime, such as "8.5.0"; empty before 8.1.RC1, which does not report it."""
     from torch_npu.npu.utils import get_cann_version
 
     return get_cann_version()
@@ -141,7 +142,7 @@ def check_pair() -> None:
     """Check that torch_npu is compatible with torch, and with CANN if both versions are known.
 
     Raises:
-        WrongPair: they are not; the message has all versions and what to install.
+        WrongPair: the versions are incompatible; the message names them and what to install.
     """
     import torch_npu
 
@@ -158,21 +159,20 @@ def check_pair() -> None:
 
 
 def check_dtype(dtype: torch.dtype) -> None:
-    """Return whether the chip computes in a dtype.
+    """Return whether the chip supports a dtype.
 
     Raises:
-        ValueError: fp8 and fp4, which came with Ascend 950, on an older one.
+        ValueError: fp8 or fp4 on a chip older than Ascend 950.
     """
     if str(dtype).startswith(A5_DTYPES) and not _is_a5():
         raise ValueError(f"{dtype} needs Ascend 950 (A5), but this is {_chip()}: choose the scheme int8")
 
 
 def check_cast(tensor: torch.Tensor, acl_format: int) -> None:
-    """Check that npu_format_cast takes a tensor to a format on this chip; torch_npu may cast to ND and say nothing.
+    """Check that npu_format_cast supports a tensor and format on this chip; torch_npu may silently cast to ND instead.
 
     Raises:
-        ValueError: the format or the dtype came with Ascend 950 and this chip is older, or the tensor is none that
-            FRACTAL_NZ can hold here.
+        ValueError: the format or the dtype needs Ascend 950, or FRACTAL_NZ does not support the tensor here.
     """
     check_dtype(tensor.dtype)
     if acl_format in A5_FORMATS and not _is_a5():
@@ -193,7 +193,7 @@ def check_cast(tensor: torch.Tensor, acl_format: int) -> None:
 
 
 def _numbers(version: str) -> list[int]:
-    """The leading numbers of a version: [8, 3] of 8.3.RC1, [2, 7, 1] of 2.7.1.post2."""
+    """Return the leading numbers of a version: [8, 3] of 8.3.RC1, [2, 7, 1] of 2.7.1.post2."""
     return [int(number) for number in re.match(r"[\d.]*", version)[0].split(".") if number]
 
 

@@ -14,18 +14,19 @@ from ascend_quant.kernels.cuda.refit.launches import Launch, join, start
 from ascend_quant.kernels.storage import WeightLayout
 from ascend_quant.oracle.fingerprint import MOST, SPAN, SPAN_FACTOR
 
-AT_ONCE = {16: 128, 128: 16, 512: 4}  # rows, by the pairs of bytes of a row that are taken at a time
+AT_ONCE = {16: 128, 128: 16, 512: 4}  # rows per tile, by the byte pairs of a row that are read at a time
 
 
 def digests(
     tensors: Sequence[torch.Tensor | WeightLayout], first_rows: Sequence[int] = (), first_columns: Sequence[int] = ()
 ) -> torch.Tensor:
-    """`oracle.digest` of each tensor as int64, on their device; three launches at most, or six."""
+    """Return `oracle.digest` of each tensor as int64 on their device, in at most three launches (six for mixed
+    widths)."""
     device = _device_of(tensors[0]) if tensors else None
     sums = torch.zeros(len(tensors), 2, dtype=torch.int64, device=device)
     tables: dict[tuple[int, bool], list[tuple[int, ...]]] = defaultdict(list)
     sums_at = sums.data_ptr()
-    kept = []  # some are copies, which must live until the launch
+    kept = []  # copies among them must live until the launch
     for i, tensor in enumerate(tensors):
         first_row, first_column = first_rows[i] if first_rows else 0, first_columns[i] if first_columns else 0
         if 0 in tensor.shape:
@@ -51,9 +52,10 @@ def digests(
 
 
 def _line_of_whole(tensor: torch.Tensor | WeightLayout, first_row: int, target: int) -> tuple[int, ...] | None:
-    """The entry of a tensor whose rows are whole and lie side by side, which most do; None for others.
+    """Return the table line of a contiguous tensor, as most are; None for others.
 
-    A model of experts has tens of thousands, and no view of them is made here: views took most of the time.
+    A mixture-of-experts model has tens of thousands of tensors. No views are created here, since they took most of the
+    time.
     """
     if not isinstance(tensor, torch.Tensor) or tensor.dim() < 2 or not tensor.is_contiguous():
         return None
@@ -65,19 +67,19 @@ def _line_of_whole(tensor: torch.Tensor | WeightLayout, first_row: int, target: 
 
 
 def read_digests(found: Sequence[torch.Tensor]) -> list[int]:
-    """Read what calls of `digests` returned, in one copy to the host, which waits for the device."""
+    """Read the results of calls of `digests` in one copy to the host, which waits for the device."""
     return torch.cat(list(found)).tolist()
 
 
 def launches_of_nothing(scratch: torch.Tensor) -> list[Launch]:
-    """Return launches of every digest kernel on no rows, to compile it; what it stores goes to scratch memory."""
+    """Return launches of every digest kernel with zero rows, which compile it; stores go to scratch memory."""
     nothing = np.zeros((1, digest_kernels.DIGEST_FIELDS), dtype=np.int64)
     nothing[0, [digest_kernels.SOURCE.value, digest_kernels.TARGET.value]] = scratch.data_ptr()
     return [_launch(width, aligned, nothing) for width in AT_ONCE for aligned in (True, False)]
 
 
 def _width(columns: int) -> int:
-    """Return how many pairs of bytes a kernel takes at a time of rows of `columns` pairs."""
+    """Return how many pairs a kernel reads at a time from rows of `columns` pairs."""
     return next((width for width in AT_ONCE if columns <= width), max(AT_ONCE))
 
 

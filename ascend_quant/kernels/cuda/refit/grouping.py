@@ -1,6 +1,6 @@
-"""Grouping of a refit's writes into launches: one launch per group that differs only in addresses, strides and rows.
+"""Grouping of a refit's writes into launches: writes that differ only in addresses, strides and rows share a launch.
 
-A write becomes a line of its group's table (`line_of`), a group's table its launches (`launches_of`).
+`line_of` turns a write into a line of its group's table; `launches_of` turns the table into launches.
 """
 
 from collections.abc import Iterator
@@ -21,20 +21,20 @@ from ascend_quant.kernels.cuda.refit.launches import Launch
 from ascend_quant.kernels.int4_layouts import TILE_N
 from ascend_quant.kernels.writes import Fp8Write, Int4Write, RowWrite
 
-# columns of a launch's table
+# columns of a launch table
 SOURCE, ROWS_OF, TARGET, TARGET_STRIDE, SCALE, BAD, WHOLE = (
     getattr(entries, name).value for name in ("SOURCE", "ROWS_OF", "TARGET", "TARGET_STRIDE", "SCALE", "BAD", "WHOLE")
 )
 LONGEST_ROW = 65536
-TILINGS = {  # for rows of up to so many elements: step, how often, warps, registers
+TILINGS = {  # by maximum row length: elements per step, repetitions, warps, registers
     1024: (256, 8, 1, 64),
     2560: (256, 4, 1, 96),
     8192: (512, 4, 2, 80),
     32768: (2048, 4, 8, 80),
     LONGEST_ROW: (4096, 2, 16, 64),
 }
-LEAST_REGISTERS = {"int8_float32": 104, "int8_static": 104, "copy": 96}  # by kind: what a division or a wide sum needs
-TILES = (("num_warps", 8),)  # options of int4's kernel
+LEAST_REGISTERS = {"int8_float32": 104, "int8_static": 104, "copy": 96}  # by kind: a division or a wide sum needs more
+TILES = (("num_warps", 8),)  # options of the int4 kernel
 TYPES = {
     torch.bfloat16: tl.bfloat16,
     torch.float16: tl.float16,
@@ -47,7 +47,7 @@ TYPES = {
 
 
 class Group(NamedTuple):
-    """The constants that writes of one launch share."""
+    """The compile-time constants that all writes of one launch share."""
 
     kind: str
     source: torch.dtype
@@ -55,17 +55,17 @@ class Group(NamedTuple):
     length: int
     whole: int
     aligned: bool
-    shared: int = 0  # rows of the tensors, or elements of the groups, that have one scale
+    shared: int = 0  # rows of a tensor, or elements of a group, that share one scale
 
 
 def line_of(write: RowWrite, dtype: torch.dtype, aligned: bool) -> tuple[Group, tuple[int, ...]]:
-    """Return the group of a write, and its line in the group's table, with offsets in place of the source's addresses.
+    """Return a write's group and its line in the group's table, which has offsets in place of source addresses.
 
     Args:
-        dtype: the source tensor's; `aligned` says whether it begins at a multiple of 16 bytes.
+        dtype: dtype of the source tensor; `aligned`: whether the tensor is aligned to 16 bytes.
 
     Raises:
-        ValueError: rows longer than 65,536 elements, or blocks of which another write has a part.
+        ValueError: rows longer than 65,536 elements, or blocks that are split between writes.
     """
     target, scale, kind, size = write.target, write.scale, write.kind, dtype.itemsize
     rows, length = target.shape
@@ -102,7 +102,7 @@ def launches_of(group: Group, table: np.ndarray, receipt: bool) -> Iterator[Laun
     """Yield the launches of a group, in the order in which they start.
 
     Raises:
-        ValueError: a dtype without a kernel.
+        ValueError: the dtype has no kernel.
     """
     if group.source not in TYPES or group.target not in TYPES:
         raise ValueError(f"no CUDA kernel converts {group.source} to {group.target}")
@@ -131,7 +131,7 @@ def launches_of(group: Group, table: np.ndarray, receipt: bool) -> Iterator[Laun
 
 
 def _scale_launches(group: Group, table: np.ndarray, source: tl.dtype) -> Iterator[Launch]:
-    """fp8_tensor: one pass over the whole tensors for the largest magnitudes, before the pass that writes."""
+    """Yield the launches that find each tensor's absmax (fp8_tensor), before the launch that writes."""
     width, at_once, _, options = tiling(group.whole, group.kind)
     table = table.copy()
     table[:, SOURCE], table[:, ROWS_OF] = table[:, WHOLE], group.shared
@@ -143,10 +143,11 @@ def _scale_launches(group: Group, table: np.ndarray, source: tl.dtype) -> Iterat
 
 
 def tiling(length: int, kind: str) -> tuple[int, int, int, tuple[tuple[str, int], ...]]:
-    """Return how a kernel walks rows of `length`: elements a step, rows at a time, repetitions, and Triton's options.
+    """Return how a kernel walks rows of `length`: elements per step, rows at a time, repetitions, and Triton's options.
 
-    Few warps a row, and so many registers that the rows in flight stay in the first-level cache between their two
-    readings: found on one H200 at 768, 2048, 3584 and 18,944, where each reaches 0.95 of a copy's bandwidth.
+    A row has few warps, and programs have enough registers that few of them run at once, so that rows stay in the L1
+    cache between the two reads. Measured on one H200 at lengths of 768, 2048, 3584 and 18,944: each reaches 0.95 of a
+    copy's bandwidth.
     """
     if length <= 256:
         step = triton.next_power_of_2(length)

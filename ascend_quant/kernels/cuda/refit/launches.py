@@ -1,4 +1,4 @@
-"""Triton launches from tables made on the host: one upload per batch, and little host work per launch.
+"""Triton launches from tables built on the host, with one upload per batch and little host work per launch.
 
 A kernel takes (table, starts, pieces, totals, *constants): a table with one line per matrix, each an even number of
 int64; the index of each line's first program; the number of lines; and a tensor to which it adds its results.
@@ -19,8 +19,8 @@ class Launch(NamedTuple):
     Attributes:
         table: int64 (pieces, FIELDS).
         programs: int64 (pieces), the number of programs for each line of the table.
-        constants: the kernel's other arguments, in order.
-        options: names and values of options for Triton's compiler: warps, registers.
+        constants: the kernel's remaining arguments, in order.
+        options: compiler options such as num_warps and maxnreg.
     """
 
     kernel: object
@@ -52,7 +52,7 @@ def join(launches: Sequence[Launch]) -> tuple[np.ndarray, list[Head]]:
     for launch in launches:
         ends = np.cumsum(launch.programs)
         flat, pieces = launch.table.ravel(), len(ends)
-        odd = np.zeros(pieces % 2, dtype=np.int64)  # so that the next table begins at a multiple of 16 bytes
+        odd = np.zeros(pieces % 2, dtype=np.int64)  # aligns the next table to 16 bytes
         parts += [flat, ends - launch.programs, odd]
         heads.append(Head(launch, at, at + len(flat), pieces, int(ends[-1])))
         at += len(flat) + pieces + len(odd)
@@ -74,7 +74,7 @@ def start(flat: np.ndarray, heads: Sequence[Head], totals: torch.Tensor) -> None
 def _upload(flat: np.ndarray, device: torch.device) -> torch.Tensor:
     on_host = torch.from_numpy(flat)
     if device.type == "cuda":
-        on_host = on_host.pin_memory()  # a copy of more than 64 KiB from other memory may wait for the stream
+        on_host = on_host.pin_memory()  # a copy of more than 64 KiB from pageable memory may wait for the stream
     return on_host.to(device, non_blocking=True)
 
 

@@ -1,7 +1,7 @@
-"""Checksums in Triton: the functions for kernels that write weights, and a kernel that only reads.
+"""Checksums in Triton: device functions for kernels that write weights, and a kernel that only reads.
 
-Bytes are taken two by two, as signed integers of 17 bits whose products with column weights add up in 64 bits. The sums
-of rows times the rows' weights are taken modulo 2**61 - 1, and added up as their low 32 bits and the higher ones.
+Bytes are read in pairs, as 17-bit signed integers whose products with the column weights are accumulated in int64. Row
+sums are multiplied by row weights modulo 2**61 - 1, and accumulated as low 32 bits and high bits.
 """
 
 import triton
@@ -38,9 +38,10 @@ def digest_rows(
     totals,
     WIDTH: tl.constexpr,  # pairs of bytes at a time
     ROWS: tl.constexpr,
-    ALIGNED: tl.constexpr,  # addresses and row strides multiples of 16 bytes, pairs adjacent, and a multiple of 8
+    ALIGNED: tl.constexpr,  # addresses and row strides are multiples of 16 bytes, pairs adjacent, their number one of 8
 ):
-    """Digests of matrices of int16, each added to two places; the number of pairs is no constant."""
+    """Compute digests of int16 matrices, each added to two accumulators; the number of pairs is not a compile-time
+    constant."""
     tile = tl.program_id(0)
     piece = find(starts, pieces, tile)
     entry = table + piece * ENTRY
@@ -74,7 +75,7 @@ def digest_rows(
 
 @triton.jit
 def find(starts, pieces, tile):
-    """Find the piece that a tile belongs to by bisection: the last whose first tile is not behind it."""
+    """Find by bisection the piece that contains a tile: the last one whose first tile is not after it."""
     low = tile * 0
     high = low + pieces
     while high - low > 1:
@@ -87,7 +88,8 @@ def find(starts, pieces, tile):
 
 @triton.jit
 def pairs_of(bits, SIZE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """int32 (ROWS, pairs): of (ROWS, WIDTH) elements of SIZE bytes, sign-extended; a single byte is a pair."""
+    """Return int32 (ROWS, pairs) from (ROWS, WIDTH) elements of SIZE bytes, sign-extended; a single byte is one
+    pair."""
     bits = bits.to(tl.int32)
     if SIZE == 1 and WIDTH == 1:
         return bits
@@ -102,13 +104,13 @@ def pairs_of(bits, SIZE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _signed(pairs):
-    """int32: the lower byte with a sign of its own."""
+    """Return the lower byte, sign-extended to int32."""
     return (pairs ^ 0x80) - 0x80
 
 
 @triton.jit
 def column_weight(columns, COUNT: tl.constexpr):
-    """a(k) of `oracle.digest`, int32; for numbers below COUNT + SPAN."""
+    """Return the column weight a(k) of `oracle.digest`, int32, for k below COUNT + SPAN."""
     weight = _mixed(columns % SPAN + COLUMN_SEED)
     square = columns * 0 + FACTOR
     spans = columns // SPAN
@@ -122,7 +124,8 @@ def column_weight(columns, COUNT: tl.constexpr):
 
 @triton.jit
 def span_power(SPANS: tl.constexpr):
-    """The factor between weights that are so many spans apart, int32; a constant once it is compiled."""
+    """Return the ratio between column weights that are this many spans apart, int32; folded to a constant when
+    compiled."""
     power, square = tl.full((), 1, tl.int32), tl.full((), FACTOR, tl.int32)
     for bit in tl.static_range(0, 16):
         if (SPANS >> bit) > 0:
@@ -134,13 +137,13 @@ def span_power(SPANS: tl.constexpr):
 
 @triton.jit
 def weighted(pairs, weight):
-    """int64: pairs (ROWS, COUNT) times column weights (COUNT)."""
+    """Return int64: pairs (ROWS, COUNT) times column weights (COUNT)."""
     return pairs.to(tl.int64) * weight.to(tl.int64)[None, :]
 
 
 @triton.jit
 def scale_sum(scale):
-    """int64: the sum of a row that is a float32."""
+    """Return int64: the sum of a row that is a float32 scale."""
     bits = scale.to(tl.int32, bitcast=True)
     low, high = _signed((bits << 16) >> 16).to(tl.int64), _signed(bits >> 16).to(tl.int64)
     return low * FIRST_WEIGHT + high * SECOND_WEIGHT
@@ -148,14 +151,14 @@ def scale_sum(scale):
 
 @triton.jit
 def weighted_rows(sums, rows):
-    """Rows' sums, int64, times the rows' weights: the sums of the low 32 bits and of the higher ones."""
+    """Return int64 row sums times row weights, as sums of the low 32 bits and of the high bits."""
     products = times(sums, _row_weight(rows))
     return tl.sum(products & LOW), tl.sum(products >> 32)
 
 
 @triton.jit
 def _row_weight(rows):
-    """b(r) of `oracle.digest`, int64."""
+    """Return the row weight b(r) of `oracle.digest`, int64."""
     low = _mixed(rows.to(tl.int32) + ROW_SEED)
     high = _mixed(low + HIGH_SEED) & HIGH_MASK
     return (low.to(tl.int64) & LOW) | (high.to(tl.int64) << 32)
@@ -163,7 +166,7 @@ def _row_weight(rows):
 
 @triton.jit
 def _mixed(numbers):
-    """`oracle.fingerprint.mixed` of int32."""
+    """Apply `oracle.fingerprint.mixed` to int32."""
     numbers = (numbers ^ ((numbers >> 16) & 0xFFFF)) * FIRST_MIXER
     numbers = (numbers ^ ((numbers >> 15) & 0x1FFFF)) * SECOND_MIXER
     return numbers ^ ((numbers >> 16) & 0xFFFF)
@@ -171,18 +174,18 @@ def _mixed(numbers):
 
 @triton.jit
 def times(numbers, weights):
-    """Products of any int64 numbers and weights in [0, 2**61), modulo PRIME, in [0, PRIME + 4)."""
+    """Multiply int64 numbers by weights in [0, 2**61), modulo PRIME; the result is in [0, PRIME + 4)."""
     numbers = folded(numbers)
     numbers = tl.where(numbers < 0, numbers + PRIME, numbers)
     high, low = numbers >> 31, numbers & 0x7FFFFFFF
     weights_high, weights_low = weights >> 31, weights & 0x7FFFFFFF
-    middle = high * weights_low + low * weights_high  # times 2**31, and 2**61 is 1
+    middle = high * weights_low + low * weights_high  # carries a factor of 2**31, and 2**61 is 1
     return folded(folded(low * weights_low) + 2 * high * weights_high + (middle >> 30) + ((middle & 0x3FFFFFFF) << 31))
 
 
 @triton.jit
 def joined(low, high):
-    """Join sums of low 32 bits and of higher ones into one number modulo PRIME, in [0, PRIME + 4)."""
+    """Join sums of low 32 bits and of high bits into one number modulo PRIME, in [0, PRIME + 4)."""
     return folded(low + (high >> 29) + ((high & 0x1FFFFFFF) << 32))
 
 

@@ -1,7 +1,7 @@
-"""Entries of a launch's table, one per matrix, and what row kernels share: addresses, loads, statistics.
+"""Entries of a launch table, one per matrix, and device functions shared by row kernels: addresses, loads, statistics.
 
-A launch takes a table with one entry a matrix (`FIELDS` numbers) and the number of its first tile; a program finds
-its matrix by bisection (`triton_digest.find`).
+A table has one entry per matrix (`FIELDS` numbers), and the index of its first tile. A program finds its matrix by
+bisection (`triton_digest.find`).
 """
 
 import triton
@@ -33,7 +33,7 @@ INF_BITS = elements.INF_BITS
 
 @triton.jit
 def places(entry, SOURCE_TYPE: tl.constexpr, TARGET_TYPE: tl.constexpr, ALIGNED: tl.constexpr):
-    """Addresses and strides of an entry's source and target; aligned ones are read and written 16 bytes at a time."""
+    """Return addresses and strides of an entry's source and target; aligned ones allow 16-byte accesses."""
     source = tl.load(entry + SOURCE).to(tl.pointer_type(SOURCE_TYPE))
     target = tl.load(entry + TARGET).to(tl.pointer_type(TARGET_TYPE))
     row_stride, target_stride = tl.load(entry + ROW_STRIDE), tl.load(entry + TARGET_STRIDE)
@@ -48,14 +48,14 @@ def places(entry, SOURCE_TYPE: tl.constexpr, TARGET_TYPE: tl.constexpr, ALIGNED:
 
 @triton.jit
 def loaded(at, column_stride, valid, columns, K: tl.constexpr, AGAIN: tl.constexpr):
-    """Elements of some rows; AGAIN is "evict_last" where they will be read once more, so that the cache keeps them."""
+    """Load elements of some rows; AGAIN="evict_last" keeps them in the cache for a second read."""
     inside = valid[:, None] & (columns < K)[None, :]
     return tl.load(at + columns[None, :] * column_stride, mask=inside, other=0.0, eviction_policy=AGAIN)
 
 
 @triton.jit
 def largest(at, column_stride, valid, K: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, TYPE: tl.constexpr):
-    """Each row's largest magnitude as TYPE, as the bits of a float32."""
+    """Return each row's absmax in TYPE, as the bits of a float32."""
     top = tl.zeros((ROWS, WIDTH), tl.float32)
     for first in tl.static_range(0, K, WIDTH):
         part = loaded(at, column_stride, valid, first + tl.arange(0, WIDTH), K, "evict_last")
@@ -66,7 +66,7 @@ def largest(at, column_stride, valid, K: tl.constexpr, WIDTH: tl.constexpr, ROWS
 
 @triton.jit
 def report(absmax, entry, at, column_stride, valid, K: tl.constexpr, WIDTH: tl.constexpr, TYPE: tl.constexpr):
-    """Count what is not finite as TYPE, if a row's largest magnitude says that there is something."""
+    """Count non-finite elements (as TYPE) if a row's absmax shows that there are any."""
     if tl.max(absmax, 0) >= INF_BITS:
         counter = tl.load(entry + BAD).to(tl.pointer_type(tl.int64))
         tl.atomic_add(counter, _bad(at, column_stride, valid, K, WIDTH, TYPE), sem="relaxed")
@@ -74,7 +74,7 @@ def report(absmax, entry, at, column_stride, valid, K: tl.constexpr, WIDTH: tl.c
 
 @triton.jit
 def _bad(at, column_stride, valid, K: tl.constexpr, WIDTH: tl.constexpr, TYPE: tl.constexpr):
-    """Count elements that are NaN or Inf as TYPE; at least 1, for one that is elsewhere in the whole row."""
+    """Return the number of NaN or Inf elements (as TYPE); at least 1, for one elsewhere in the whole row."""
     count = tl.zeros((1,), tl.int64)
     for first in tl.range(0, K, WIDTH, loop_unroll_factor=1):
         part = loaded(at, column_stride, valid, first + tl.arange(0, WIDTH), K, "evict_first")
@@ -85,7 +85,7 @@ def _bad(at, column_stride, valid, K: tl.constexpr, WIDTH: tl.constexpr, TYPE: t
 
 @triton.jit
 def account(totals, entry, tile, changed, low, high, SPREAD: tl.constexpr):
-    """Add a program's findings to the refit's: changed codes, and the two sums of the rows' digest."""
+    """Add a program's results to the refit's counters: changed codes, and the two sums of the rows' digest."""
     one = tl.arange(0, 1)
     at = totals + tile % SPREAD * TOTALS + one
     found = digest.times(digest.joined(low, high), tl.load(entry + WEIGHT))

@@ -1,7 +1,7 @@
-"""Fake quantization in Triton: dequantize(quantize(w)), one pass over the weight, a few rows a program.
+"""Fake quantization in Triton: dequantize(quantize(w)) in one pass over the weight; a program takes a few rows.
 
-An int4 group is treated as a short row of its own: nothing else is shared along a weight's row. Rows of int8 that are
-longer than WIDTH are walked twice, the second time in the cache.
+An int4 group is treated as a short row, since groups of a weight's row share nothing. int8 rows longer than WIDTH are
+read twice, the second time from the cache.
 """
 
 import torch
@@ -17,7 +17,7 @@ INT4_MAX, INT8_MAX = tl.constexpr(oracle.INT4_MAX), tl.constexpr(oracle.INT8_MAX
 TINY, MAGIC, MAGIC_BITS = elements.TINY, elements.MAGIC, elements.MAGIC_BITS
 
 WIDTH = 4096
-TILE = 4096  # elements that a program holds, where several rows fit
+TILE = 4096  # elements per program, if several rows fit
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
@@ -25,11 +25,11 @@ TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: 
 def fake_quantize_rows(
     source,
     target,
-    absmax,  # float32 of the whole rows, where GIVEN
+    absmax,  # float32 absmax of the whole rows, if GIVEN
     count,
     LENGTH: tl.constexpr,
     WIDTH: tl.constexpr,  # a row is walked in steps of WIDTH
-    ROWS: tl.constexpr,  # at a time
+    ROWS: tl.constexpr,  # rows at a time
     INT4: tl.constexpr,
     GIVEN: tl.constexpr,
     TARGET_TYPE: tl.constexpr,
@@ -46,7 +46,7 @@ def fake_quantize_rows(
             part = loaded(at, 1, valid, first + columns, LENGTH, "evict_last")
             magnitude = tl.abs(elements.rounded(part))
             widest = tl.maximum(widest, magnitude, propagate_nan=tl.PropagateNan.ALL)
-        # as integers, the bits of magnitudes compare like the values, with NaN above all of them
+        # as integers, magnitudes sort like the values, with NaN above all of them
         top = tl.max(widest.to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
     largest: tl.constexpr = INT4_MAX if INT4 else INT8_MAX
     scale = tl.where(top < TINY, 0.0, tl.div_rn(top, tl.full((ROWS,), largest * 1.0, tl.float32)))
@@ -62,7 +62,7 @@ def fake_quantize_rows(
 
 @triton.jit
 def _value(x, scale, LARGEST: tl.constexpr, INT4: tl.constexpr):
-    """code * scale as float32; not finite where the scale is not."""
+    """Return code * scale as float32; not finite if the scale is not."""
     ratio = tl.minimum(tl.maximum(elements.quotient(x, scale), -LARGEST * 1.0), LARGEST * 1.0)
     code = (ratio + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
     value = code.to(tl.float32) * scale
@@ -72,10 +72,10 @@ def _value(x, scale, LARGEST: tl.constexpr, INT4: tl.constexpr):
 
 
 def fake_quantize(w_NK: torch.Tensor, scheme: Scheme, absmax_N: torch.Tensor | None = None) -> torch.Tensor:
-    """See `fake_quantize.fake_quantize`, whose bytes these are; a weight that is not contiguous is copied first.
+    """Compute the bytes of `fallbacks.fake_quantize`; a weight that is not contiguous is copied first.
 
     Raises:
-        ValueError: K is no multiple of the scheme's group, or a dtype without a kernel.
+        ValueError: K is not a multiple of the scheme's group, or the dtype has no kernel.
     """
     w_NK = w_NK.detach().contiguous()
     if w_NK.dtype not in TYPES:
@@ -85,14 +85,14 @@ def fake_quantize(w_NK: torch.Tensor, scheme: Scheme, absmax_N: torch.Tensor | N
     if out_NK.numel() == 0:
         return out_NK
     count = w_NK.numel() // constants["LENGTH"]
-    absmax_N = w_NK if absmax_N is None else absmax_N.contiguous()  # a pointer that is not read
+    absmax_N = w_NK if absmax_N is None else absmax_N.contiguous()  # a placeholder pointer, which is not read
     with torch.cuda.device_of(w_NK):
         fake_quantize_rows[(triton.cdiv(count, constants["ROWS"]),)](w_NK, out_NK, absmax_N, count, **constants)
     return out_NK
 
 
 def constants_of(columns: int, scheme: Scheme, target: tl.dtype, given: bool) -> dict[str, object]:
-    """Return the constants of the fake quantization kernel, for rows of K elements or their groups."""
+    """Return the compile-time constants of the fake quantization kernel, for rows of K elements or their groups."""
     if scheme.group and columns % scheme.group:
         raise ValueError(f"rows of {columns} elements are not divisible into int4 groups of {scheme.group}")
     length = scheme.group or columns

@@ -1,7 +1,7 @@
-"""A Triton kernel that writes rows of many matrices in one launch, one program a few rows, each element read once.
+"""A Triton kernel that writes rows of many matrices in one launch; a program takes a few rows, and reads them once.
 
-What is the same for a whole launch (kind, K, dtypes, alignment) is compiled in; the rest is in its table
-(triton_entries.py). What becomes of an element is in `triton_elements`.
+Kind, K, dtypes and alignment are compile-time constants of a launch; everything else is in its table
+(triton_entries.py). `triton_elements` converts the elements.
 """
 
 import triton
@@ -32,16 +32,16 @@ def write_rows(
     starts,
     pieces,
     totals,
-    # a scale a row: int8, int8_float32, fp8; a known one: int8_static, fp8_tensor; int8_ and fp8_prequantized; copy
+    # own scale per row: int8, int8_float32, fp8; known scale: int8_static, fp8_tensor; int8_ and fp8_prequantized; copy
     KIND: tl.constexpr,
     SOURCE_TYPE: tl.constexpr,
     TARGET_TYPE: tl.constexpr,
     K: tl.constexpr,
-    L: tl.constexpr,  # length of the whole rows; 0 where the matrix holds them
-    WIDTH: tl.constexpr,  # a row is walked in steps of WIDTH, twice: the second time it is in the cache
-    ROWS: tl.constexpr,  # at a time
+    L: tl.constexpr,  # length of the whole rows; 0 if the matrix contains them
+    WIDTH: tl.constexpr,  # a row is walked twice in steps of WIDTH, the second time from the cache
+    ROWS: tl.constexpr,  # rows at a time
     REPEAT: tl.constexpr,
-    ALIGNED: tl.constexpr,  # every address and row stride a multiple of 16 bytes, columns adjacent
+    ALIGNED: tl.constexpr,  # every address and row stride is a multiple of 16 bytes, and columns are adjacent
     RECEIPT: tl.constexpr,
     SPREAD: tl.constexpr,
     SAMPLE: tl.constexpr,
@@ -63,7 +63,7 @@ def write_rows(
     SPANS: tl.constexpr = PAIRS // digest.SPAN
     changed = tl.zeros((1,), tl.int32)
     steps = tl.arange(0, REPEAT)
-    sum_TR = tl.zeros((REPEAT, ROWS), tl.int64)  # of all rows, which are weighted at once
+    sum_TR = tl.zeros((REPEAT, ROWS), tl.int64)  # sums of all rows, to which the row weights are applied at once
     for step in range(REPEAT):
         rows = start + step * ROWS + tl.arange(0, ROWS)
         valid = rows < count
@@ -105,10 +105,10 @@ def write_rows(
                 changed += _changed(at, to, column_stride, compared, scale, factor, K, WIDTH, KIND)
         sums = tl.zeros((ROWS, PAIRS), tl.int64)
         top = tl.zeros((ROWS, WIDTH), tl.float32)
-        if start + step * ROWS < count:  # a branch, or the compiler draws loads up here and runs out of registers
-            if RECEIPT:  # were they known to be alike in each row, they would be kept as 64 bits each, all of them
+        if start + step * ROWS < count:  # a branch, so that loads are not hoisted, for lack of registers
+            if RECEIPT:  # weights known to be equal in each row would all be kept, as 64 bits each
                 zero = tl.load(entry + ZERO, volatile=True).to(tl.int32)
-                # long rows have no registers left for the first weights
+                # long rows leave no registers for the first weights
                 weight = digest.column_weight(tl.arange(0, PAIRS) + zero, PAIRS) if WIDTH > 512 else first_weight + zero
             for first in tl.static_range(0, K, WIDTH):
                 part = loaded(at, column_stride, valid, first + columns, K, "evict_first")
@@ -142,7 +142,8 @@ def write_rows(
 
 @triton.jit
 def _sent_scale(at, valid):
-    """The float32 whose bytes begin at these addresses, which need not be multiples of 4; 0 for rows that are none."""
+    """Load the float32 scales whose bytes begin at these addresses, which need not be aligned; 0 for rows out of
+    range."""
     bits = tl.zeros(valid.shape, tl.int32)
     for byte in tl.static_range(0, 4):
         bits |= (tl.load(at + byte, mask=valid, other=0).to(tl.int32) & 0xFF) << (8 * byte)
@@ -151,7 +152,7 @@ def _sent_scale(at, valid):
 
 @triton.jit
 def _changed(at, to, column_stride, rows, scale, factor, K: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr):
-    """Count the int8 codes of these rows that are about to change."""
+    """Count the int8 codes of these rows that will change."""
     count = tl.zeros((1,), tl.int32)
     for first in tl.range(0, K, WIDTH, loop_unroll_factor=1):
         columns = first + tl.arange(0, WIDTH)

@@ -1,6 +1,6 @@
-"""Triton kernels for scales that are shared by more than a row: fp8 with one a 128x128 block, and one a tensor.
+"""Triton kernels for fp8 scales shared by several rows: one per 128x128 block, or one per tensor.
 
-A block is one program's. A tensor's scale is found before its rows are written (`triton_rows.write_rows`).
+A program writes one block. A tensor's scale is computed before its rows are written (`triton_rows.write_rows`).
 """
 
 import triton
@@ -39,7 +39,7 @@ def write_blocks(
     SPREAD: tl.constexpr,
     SAMPLE: tl.constexpr,
 ):
-    """fp8 with a scale a 128x128 block: one program a block."""
+    """Quantize to fp8 with a scale per 128x128 block; one program per block."""
     across: tl.constexpr = (K + BLOCK - 1) // BLOCK
     tile = tl.program_id(0)
     piece = digest.find(starts, pieces, tile)
@@ -85,9 +85,9 @@ def find_tops(
     ROWS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """The largest magnitude of each tensor into its first scale, as the bits of a float32 (which must be 0 first).
+    """Write the absmax of each tensor, as the bits of a float32, into its first scale, which must be 0 before.
 
-    It looks at the whole tensor, so it counts what is not finite.
+    This reads the whole tensor, and counts its non-finite elements.
     """
     tile = tl.program_id(0)
     piece = digest.find(starts, pieces, tile)
@@ -103,7 +103,7 @@ def find_tops(
 
 @triton.jit(do_not_specialize=["pieces"])
 def tops_to_scales(table, starts, pieces, totals, CLEAR: tl.constexpr):
-    """Turn the largest magnitudes that `find_tops` left into scales; or clear their places for it."""
+    """Turn the absmax values of `find_tops` into scales, or reset them to 0 before it."""
     at = tl.load(table + tl.program_id(0) * ENTRY + SCALE).to(tl.pointer_type(tl.float32))
     if CLEAR:
         tl.store(at, 0.0)
@@ -113,7 +113,7 @@ def tops_to_scales(table, starts, pieces, totals, CLEAR: tl.constexpr):
 
 @triton.jit
 def _sum_of_block(codes, left, K: tl.constexpr):
-    """int64 (BLOCK): the rows' sums of a block of bytes from column `left` on."""
+    """Return int64 (BLOCK): the row sums of a block of bytes from column `left` on."""
     pairs = left // 2 + tl.arange(0, BLOCK // 2)
     weight = digest.column_weight(pairs, K // 2 + BLOCK)
     return tl.sum(digest.weighted(digest.pairs_of(codes, 1, BLOCK, BLOCK), weight), 1)
@@ -121,6 +121,6 @@ def _sum_of_block(codes, left, K: tl.constexpr):
 
 @triton.jit
 def _sum_of_scale(scale, column, COLUMNS: tl.constexpr):
-    """int64 (1): the sum of one float32 in a row of them."""
+    """Return int64 (1): the digest sum of one float32 in a row of scales."""
     pairs = digest.pairs_of(tl.full((1, 1), 0, tl.int32) + scale.to(tl.int32, bitcast=True), 4, 1, 1)
     return tl.sum(digest.weighted(pairs, digest.column_weight(column * 2 + tl.arange(0, 2), COLUMNS * 2)), 1)

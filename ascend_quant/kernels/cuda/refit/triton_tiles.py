@@ -1,8 +1,8 @@
-"""A Triton kernel that quantizes to int4 straight into Marlin's tiles (see int4_layouts.py), each element read once.
+"""A Triton kernel that quantizes to int4 directly into Marlin's tiles (see int4_layouts.py); each element is read once.
 
-One program makes 64 rows by 128 columns: scales, codes, and the words of eight tiles. An element's row is
-n = 16j + 8h + q of its tile, its column 16t + 8i + 2l + o of the program's; it is nibble 2h + i + 4o of word
-16q + 4l + j of tile t (see `int4_layouts.tile_order`).
+One program writes 64 rows by 128 columns: scales, codes, and the words of eight tiles. An element's row is n = 16j + 8h
++ q of its tile, its column 16t + 8i + 2l + o of the program's; it is nibble 2h + i + 4o of word 16q + 4l + j of tile t
+(see `int4_layouts.tile_order`).
 """
 
 import triton
@@ -71,7 +71,7 @@ def write_tiles(
     tiles_at = (matrix * (K // 16) + tiles[:, None]) * (matrix_rows * 2) + within // ROWS * WORDS + word[None, :]
     inside = (tiles < K // 16)[:, None] & (word >= 0)[None, :]
     if RECEIPT:
-        first = inside & ((word < 16) & (word % 4 == 0))[None, :]  # the words that hold the tile's first row
+        first = inside & ((word < 16) & (word % 4 == 0))[None, :]  # words that contain the tile's first row
         old = tl.load(words_at + tiles_at, mask=first, other=0)
         changed = tl.sum(tl.where(first, _first_row_differs(old ^ words), 0))
         low, high = digest.weighted_rows(sum_R, first_row + tl.arange(0, ROWS))
@@ -81,7 +81,7 @@ def write_tiles(
 
 @triton.jit
 def _report_tile(values, entry):
-    """Count what is not finite."""
+    """Count non-finite elements."""
     bad = tl.sum((elements.magnitude(values) >= INF_BITS).to(tl.int64))
     if bad > 0:
         tl.atomic_add(tl.load(entry + BAD).to(tl.pointer_type(tl.int64)), bad, sem="relaxed")
@@ -89,7 +89,7 @@ def _report_tile(values, entry):
 
 @triton.jit
 def _scales(values, GROUP: tl.constexpr):
-    """BF16(absmax / 7) of each group, as float32."""
+    """Return BF16(absmax / 7) of each group, as float32."""
     magnitude = tl.abs(tl.reshape(values, (ROWS, COLUMNS // GROUP, GROUP)))
     absmax = tl.max(magnitude, 2)
     quotient = tl.div_rn(absmax, tl.full(absmax.shape, INT4_MAX * 1.0, tl.float32))
@@ -98,7 +98,7 @@ def _scales(values, GROUP: tl.constexpr):
 
 @triton.jit
 def _codes(values, scale_RG, GROUP: tl.constexpr):
-    """int32 (ROWS, COLUMNS): the quotients rounded half to even; none is further than 7.03 from 0."""
+    """Return int32 (ROWS, COLUMNS): quotients rounded half to even, whose magnitudes are at most 7.03."""
     grouped = tl.reshape(values, (ROWS, COLUMNS // GROUP, GROUP))
     ratio = elements.quotient(grouped, scale_RG[:, :, None])
     codes = (ratio + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
@@ -107,28 +107,29 @@ def _codes(values, scale_RG, GROUP: tl.constexpr):
 
 @triton.jit
 def _words(codes):
-    """int32 (TILES, WORDS): eight codes + 8 each, in the places that the file's first lines name."""
+    """Return int32 (TILES, WORDS): eight codes + 8 each, packed in the order given at the top of the file."""
     nibbles = tl.reshape(codes + 8, (4, 2, 8, TILES, 2, 4, 2))  # j h q t i l o
     h = tl.arange(0, 2).reshape(1, 2, 1, 1, 1, 1, 1)
     i = tl.arange(0, 2).reshape(1, 1, 1, 1, 2, 1, 1)
     o = tl.arange(0, 2).reshape(1, 1, 1, 1, 1, 1, 2)
     shifted = nibbles << (4 * (2 * h + i + 4 * o))
-    words = tl.sum(tl.sum(tl.sum(shifted, 6), 4), 1)  # j q t l: the bits of different nibbles never meet
+    words = tl.sum(tl.sum(tl.sum(shifted, 6), 4), 1)  # j q t l: the nibbles do not overlap
     return tl.reshape(tl.permute(words, (2, 1, 3, 0)), (TILES, WORDS))
 
 
 @triton.jit
 def _first_row_differs(differing):
-    """Count the nibbles of a word that are not zero and belong to a tile's first row (h = 0)."""
+    """Count the nonzero nibbles of a word that belong to a tile's first row (h = 0)."""
     count = ((differing & 0xF) != 0).to(tl.int32) + ((differing & 0xF0) != 0).to(tl.int32)
     return count + ((differing & 0xF0000) != 0).to(tl.int32) + ((differing & 0xF00000) != 0).to(tl.int32)
 
 
 @triton.jit
 def _sum_of_codes(codes, left, K: tl.constexpr):
-    """int64 (ROWS): the rows' sums of codes from column `left` on, as bytes.
+    """Return int64 (ROWS): the row sums of codes, as bytes, from column `left` on.
 
-    In 32 bits, where codes leave room for a third of a weight: 3 + 11 bits, 8 of every second byte, 7 of columns.
+    The products are summed in int32, a third of a weight at a time: 3 + 11 bits, plus 8 for every second byte, plus 7
+    for the columns.
     """
     columns = left + tl.arange(0, COLUMNS)
     weight, second = digest.column_weight(columns // 2, K), columns % 2 * 8
@@ -140,6 +141,6 @@ def _sum_of_codes(codes, left, K: tl.constexpr):
 
 @triton.jit
 def _sum_of_scales(bits, groups, K: tl.constexpr):
-    """int64 (ROWS): the rows' sums of elements of two bytes in these columns."""
+    """Return int64 (ROWS): the row sums of two-byte elements in these columns."""
     pairs = digest.pairs_of(bits, 2, bits.shape[0], bits.shape[1])
     return tl.sum(digest.weighted(pairs, digest.column_weight(groups, K)), 1)

@@ -1,4 +1,4 @@
-"""Writes from host memory: rows are copied to the device a few at a time, and written from there."""
+"""Writes from host memory: rows are copied to the device in chunks, and written from there."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,11 +8,11 @@ import torch
 from ascend_quant import oracle
 from ascend_quant.kernels.writes import Fp8Write, Job, PrequantizedWrite, RowWrite
 
-UPLOAD = 32 << 20  # bytes of host memory that travel at a time
+UPLOAD = 32 << 20  # bytes of host memory that are copied at a time
 
 
 def uploaded(write: RowWrite, source: torch.Tensor, slot: int) -> Iterator[Job]:
-    """Yield the jobs of a write from host memory, a few rows at a time (the whole tensor where it has one scale)."""
+    """Yield jobs for a write from host memory, a chunk of rows each (the whole tensor if it has a single scale)."""
     if write.kind == "fp8_tensor":
         yield _whole_tensor(write, source, slot)
         return
@@ -28,7 +28,7 @@ def uploaded(write: RowWrite, source: torch.Tensor, slot: int) -> Iterator[Job]:
 
 
 def _of_rows(write: RowWrite, rows: torch.Tensor, first: int, per_scale: int) -> RowWrite:
-    """The part of a write whose source is these rows of its own, from row `first` on."""
+    """Return the part of a write, from row `first` on, whose source is this chunk of rows."""
     here = slice(first, first + len(rows))
     more = {"target": write.target[here], "first_row": write.first_row + first}
     if write.scale is not None:
@@ -49,7 +49,7 @@ def _whole_tensor(write: Fp8Write, source: torch.Tensor, slot: int) -> Job:
 
 
 def _read_from(write: RowWrite, rows: torch.Tensor, offset: int) -> dict[str, object]:
-    """The fields that tell where the matrix lies in `rows`, whose own or complete rows begin at `offset`."""
+    """Return the fields that locate the matrix in `rows`, whose own or complete rows begin at `offset`."""
     strides = {"row_stride": rows.stride(0), "column_stride": rows.stride(1)}
     if write.whole is None:
         return {"offset": offset, **strides}

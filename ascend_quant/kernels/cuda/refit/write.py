@@ -1,7 +1,7 @@
 """A refit on CUDA (Triton): many matrices per launch, no host synchronization, statistics in the same pass.
 
-A job's writes are grouped into launches (grouping.py). What does not change from refit to refit is kept with the job's
-writes. Digests are in digests.py.
+A job's writes are grouped into launches (grouping.py). The parts that do not change between refits are cached with the
+job's writes.
 """
 
 from collections import defaultdict
@@ -36,26 +36,26 @@ from ascend_quant.kernels.registry import check_kind
 from ascend_quant.kernels.writes import Int4Write, Job, RowWrite
 
 READS_ARE_FREE = False  # reading a counter waits for the device
-KINDS = (  # of writes
+KINDS = (  # kinds of writes that have a kernel
     *("copy", "int8_prequantized", "fp8_prequantized", "int8", "int8_float32", "int8_static"),
     *("fp8", "fp8_tensor", "fp8_blocks", "int4"),
 )
 
-TORCH_ELEMENTS = 1 << 23  # that torch operations take at a time; each needs about 20 bytes of work space
-SCRATCH = 1 << 20  # bytes: more than the scales of one int4 tile of rows take
-PATTERNS = 4  # ways in which a job's tensors may lie, that are kept
+TORCH_ELEMENTS = 1 << 23  # elements that torch operations process at a time; each needs about 20 bytes of work space
+SCRATCH = 1 << 20  # bytes: more than the scales of one row of int4 tiles
+PATTERNS = 4  # alignment patterns of a job's tensors that are cached
 
 
 class Ready(NamedTuple):
-    """A job's launches but for what changes from refit to refit: the sources' addresses and their counters.
+    """A job's prepared launches, without the sources' addresses and counters, which change between refits.
 
     Attributes:
-        flat: the launches' tables, with offsets in place of addresses.
+        flat: the concatenated launch tables, with offsets in place of addresses.
         heads: the launches.
-        lines, source_index: where each line of the tables begins, and which of the job's tensors it reads.
-        uploads: the writes whose source is in host memory, and which of the tensors that is.
-        static: the writes with static scales, which the kernels find in their resident places.
-        by_torch: the writes that have no kernel here, and which of the tensors each reads.
+        lines, source_index: the position of each table line, and the index of the job's tensor that it reads.
+        uploads: writes whose source is in host memory, each with the index of its tensor.
+        static: writes with static scales, which are copied to the resident scales before the kernels run.
+        by_torch: writes that have no kernel here, each with the index of its tensor.
     """
 
     flat: np.ndarray
@@ -71,12 +71,12 @@ def write(jobs: Sequence[Job], counters: Counters, receipt: bool = True) -> None
     """Carry out writes; asynchronous.
 
     Args:
-        jobs: the sources must stay as they are until the current stream has passed this point.
+        jobs: writes and their sources, which must not change until the current stream has passed this point.
         receipt: whether changed codes and the digest are counted; non-finite elements always are.
 
     Raises:
-        ValueError: rows longer than 65,536 elements, or a dtype without a kernel.
-        NoKernels: another kind of rows than `KINDS`.
+        ValueError: rows are longer than 65,536 elements, or a dtype has no kernel.
+        NoKernels: the kind of a write is not in `KINDS`.
     """
     blocks = np.array([block.data_ptr() for block in counters.bad], dtype=np.int64)
     for job in jobs:
@@ -100,12 +100,12 @@ def write(jobs: Sequence[Job], counters: Counters, receipt: bool = True) -> None
 
 
 def prepare(device: torch.device, writes: Iterable[tuple[RowWrite, torch.dtype]] = ()) -> None:
-    """Compile what digests and writes of these kinds will need, so that the first refit waits for no compiler.
+    """Compile the kernels that digests and writes of these kinds need, so that the first refit does not wait for them.
 
-    Each kernel is launched on no rows; what it stores regardless goes to scratch memory.
+    Each kernel is launched with zero rows; any stores go to scratch memory.
 
     Args:
-        writes: a write, and the dtype of the tensors that it will read; these begin at multiples of 16 bytes.
+        writes: writes, each with the dtype of the tensors that it will read, which are aligned to 16 bytes.
     """
     groups = set()
     for one, dtype in writes:
@@ -117,7 +117,7 @@ def prepare(device: torch.device, writes: Iterable[tuple[RowWrite, torch.dtype]]
     scratch = torch.zeros(SCRATCH, dtype=torch.uint8, device=device)
     line = np.zeros((1, FIELDS), dtype=np.int64)
     line[0, [SOURCE, TARGET, SCALE, BAD, WHOLE]] = scratch.data_ptr()
-    line[0, [ROWS_OF, TARGET_STRIDE]] = TILE_N  # of no rows nothing would be started: see below
+    line[0, [ROWS_OF, TARGET_STRIDE]] = TILE_N  # with zero rows nothing would be launched: see below
     launches = [launch for group in groups for launch in launches_of(group, line, True)]
     for launch in launches:
         launch.table[:, ROWS_OF] = 0
@@ -127,15 +127,15 @@ def prepare(device: torch.device, writes: Iterable[tuple[RowWrite, torch.dtype]]
 
 
 def _ready(job: Job, aligned: np.ndarray, receipt: bool) -> Ready:
-    """The job's launches, kept for the next refit.
+    """Return the job's launches, cached for the next refit.
 
     Args:
-        aligned: for each tensor, whether it begins at a multiple of 16 bytes.
+        aligned: for each tensor, whether it is aligned to 16 bytes.
     """
     known = job.batch.kernel_cache = job.batch.kernel_cache or {}
     key = (receipt, aligned.tobytes())
     if key not in known:
-        if len(known) == PATTERNS:  # a sender whose tensors lie differently each time
+        if len(known) == PATTERNS:  # a sender whose tensors are aligned differently every time
             known.clear()
         known[key] = _made_ready(job, aligned, receipt)
     return known[key]
@@ -170,7 +170,7 @@ def _made_ready(job: Job, aligned: np.ndarray, receipt: bool) -> Ready:
 
 
 def _makes_tiles(write: Int4Write, source: torch.Tensor) -> bool:
-    """Return whether int4 rows are whole tiles of Marlin's, as those of true models are."""
+    """Return whether int4 rows form whole Marlin tiles, as those of real models do."""
     if not isinstance(write.layout, MarlinTiles) or source.is_cpu is not write.layout.tensor.is_cpu:
         return False
     return write.first_row % TILE_N == 0 and write.rows % TILE_N == 0

@@ -1,8 +1,8 @@
-"""Persistent, warp-specialized W8A8 GEMM for Hopper and many tokens: one warp loads tiles by TMA, the others multiply;
-one program per multiprocessor loops over tiles.
+"""Persistent, warp-specialized W8A8 GEMM for Hopper and many tokens: one warp loads tiles by TMA, the others multiply.
+One program per multiprocessor loops over tiles.
 
-Triton's own pipeline waits for the int8 products of each step before the next step, and for the output of a tile before
-the next tile's weights; this kernel does not. Its numerics are those of triton_linear.py.
+Triton's own pipeline waits for the int8 products of one step before it starts the next, and for the output of one tile
+before it loads the next tile's weights; this kernel does not. Its numerics are those of triton_linear.py.
 
 If programs share a tile (shared_tiles.py), each stores int32 sums in a workspace, and the last one to finish adds them.
 
@@ -23,8 +23,8 @@ from ascend_quant.kernels.cuda.serve.shared_tiles import Grid, counters, grid_of
 from ascend_quant.kernels.tuned import HopperTiles
 
 LOADER_WARPS, LOADER_REGISTERS = gl.constexpr(1), gl.constexpr(40)
-WARP_GROUP = gl.constexpr(64)  # tokens that four warps multiply: MORE, where there are more
-# Gluon's names change with Triton: the first is 3.6's and gone in 3.7, the second is there from 3.9 on.
+WARP_GROUP = gl.constexpr(64)  # tokens that four warps multiply; MORE is this or 0
+# Gluon's names change with Triton: the first exists up to Triton 3.6, the second from 3.9 on.
 all_threads = getattr(gl, "thread_barrier", None) or gl.barrier
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
@@ -78,7 +78,7 @@ def _processors(device: torch.device) -> int:
 @gluon.jit(do_not_specialize=["M"])
 def int8_product_hopper(
     x,
-    x_more,  # the same with tiles of MORE rows; x where MORE is 0
+    x_more,  # the same with tiles of MORE rows; equals x if MORE is 0
     w,
     x_scale,
     scale,
@@ -181,7 +181,7 @@ def _multiply(
             mbarrier.wait(full.index(stage), count // STAGES & 1)
             w_tile = w_tiles.index(stage).permute((1, 0))
             sums = warpgroup_mma(x_tiles.index(stage), w_tile, sums, is_async=True)
-            if MORE:  # the step before is done with its place
+            if MORE:  # the previous step has released its buffer
                 more = warpgroup_mma(more_tiles.index(stage), w_tile, more, is_async=True)
                 sums, more = warpgroup_mma_wait(2, deps=[sums, more])
             else:
@@ -226,14 +226,14 @@ def _added(
     partial, arrived = shared
     inside = _inside(BLOCK_M, BLOCK_N, LAYOUT)
     inside_more = BLOCK_M * BLOCK_N + _inside(WARP_GROUP, BLOCK_N, LAYOUT_MORE)
-    own = gl.program_id(0) * 2 + (first == 0).to(gl.int32)  # a program begins one tile at most
+    own = gl.program_id(0) * 2 + (first == 0).to(gl.int32)  # a program begins in the middle of at most one tile
     gl.store(partial + own.to(gl.int64) * PLACE + inside, sums)
     if MORE:
         gl.store(partial + own.to(gl.int64) * PLACE + inside_more, more)
 
     tiles_m, tiles_n = gl.cdiv(sizes[0], BLOCK_M + MORE), gl.cdiv(sizes[1], BLOCK_N)
     begins, ends = sharers_of(n, sizes, BLOCK_M + MORE, BLOCK_N, BLOCK_K)
-    all_threads()  # every thread's sums are written before one thread says so
+    all_threads()  # every thread has written its sums before one of them signals
     is_last = gl.atomic_add(arrived + m * tiles_n + n, 1, sem="acq_rel") == ends - begins
     if is_last:
         for sharer in range(begins, ends + 1):

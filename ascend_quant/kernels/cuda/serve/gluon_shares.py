@@ -1,18 +1,18 @@
 """Tile scheduler of `gluon_linear`: the steps and tiles of each program, computed on the device.
 
-`sizes` are M, N, K. If programs share tiles (`shared_tiles.Grid`), each tile of M, which has ROWS rows, has the same
-number of programs; a sharer is the index of a program among those.
+`sizes` are M, N, K. If programs share tiles (`shared_tiles.Grid`), each tile of M (ROWS rows) is processed by the same
+number of programs; a sharer is the index of a program among these.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-GROUP_M = gl.constexpr(8)  # tiles of M that are walked before the next tile of N
+GROUP_M = gl.constexpr(8)  # tiles of M that are processed before the next tile of N
 
 
 @gluon.jit
 def count_of(sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, SHARED: gl.constexpr):
-    """Return how many tiles this program works on."""
+    """Return how many tiles this program processes."""
     M, N, K = sizes
     if SHARED:
         first, last = _share(sizes, ROWS, BLOCK_N, BLOCK_K)
@@ -53,7 +53,7 @@ def _share(sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constex
 
 @gluon.jit
 def sharers_of(n, sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr):
-    """Return which of the sharers has the first step of a tile, and which its last."""
+    """Return which sharer has the first step of a tile, and which has its last."""
     M, N, K = sizes
     steps, sharers = gl.cdiv(K, BLOCK_K), gl.num_programs(0) // gl.cdiv(M, ROWS)
     total = gl.cdiv(N, BLOCK_N) * steps

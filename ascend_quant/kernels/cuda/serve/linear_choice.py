@@ -1,6 +1,6 @@
 """Selection of the int8 GEMM kernel: the tuned one, else vLLM's cutlass, else Triton with default tiles.
 
-Nothing is measured here, and nothing compiled: the same shape and number of rows always gets the same kernel.
+Nothing is measured or compiled here: a given shape and number of rows always gets the same kernel.
 """
 
 import logging
@@ -13,23 +13,23 @@ from ascend_quant.kernels.tuned import HopperTiles, Tiles
 
 logger = logging.getLogger(__name__)
 
-ALIGNMENT = 16  # of K and N, for cutlass
-NO_CUTLASS = (10, 0)  # the first compute capability without int8 in vLLM's cutlass kernels
-BY_ROWS = {  # that every GPU from sm80 on has shared memory for
+ALIGNMENT = 16  # K and N must be multiples of this for cutlass
+NO_CUTLASS = (10, 0)  # the first compute capability for which vLLM's cutlass has no int8 kernels
+BY_ROWS = {  # tiles that fit the shared memory of every GPU from sm80 on
     16: Tiles(16, 64, 256, 1, 4, 3),
     32: Tiles(32, 64, 256, 1, 4, 3),
     64: Tiles(64, 64, 128, 1, 4, 4),
     128: Tiles(64, 128, 128, 1, 4, 3),
     256: Tiles(128, 128, 128, 1, 8, 3),
 }
-LEAST_LENGTH = 4096  # of K, for each program of a shared tile: to add up what is shorter costs more than it saves
+LEAST_LENGTH = 4096  # minimum K per program with split-K; below it, adding up the parts costs more than is saved
 MAKERS = {"triton": Tiles, "hopper": HopperTiles}
-DESCRIPTORS = (3, 4)  # the first Triton that has them
-GLUON = (3, 6)  # the first that gluon_linear.py was seen with: Gluon changes with every release
+DESCRIPTORS = (3, 4)  # the first Triton version with tensor descriptors
+GLUON = (3, 6)  # the first Triton version that gluon_linear.py has run with; Gluon changes with every release
 
 
 def tiles_of(choice: tuned.Choice) -> Tiles | HopperTiles | None:
-    """A choice's tiles; None for cutlass."""
+    """Return the tiles of a tuned choice; None for cutlass."""
     fields = {name: value for name, value in choice.items() if name != "by"}
     return MAKERS[choice["by"]](**fields) if choice["by"] in MAKERS else None
 
@@ -39,18 +39,18 @@ def linear(columns: int, length: int, rows: int, dtype: torch.dtype) -> Tiles | 
     kernel.
 
     Raises:
-        tuned.BadTable: a file of choices is wrong.
+        tuned.BadTable: a file of tuned choices is invalid.
     """
     return _linear(torch.cuda.current_device(), columns, length, rows, dtype in (torch.bfloat16, torch.float16))
 
 
 def takes_cutlass(shape: tuple[int, ...], capability: tuple[int, int]) -> bool:
-    """Return whether vLLM's int8 cutlass kernels take weights (N, K) on such a GPU, given 16-bit outputs."""
+    """Return whether vLLM's int8 cutlass kernels support weights (N, K) on such a GPU, with 16-bit outputs."""
     return capability < NO_CUTLASS and all(size % ALIGNMENT == 0 for size in shape)
 
 
 def takes_tiles(tiles: Tiles | HopperTiles) -> bool:
-    """Return whether the installed Triton has what the tiles need."""
+    """Return whether the installed Triton supports these tiles."""
     import triton
 
     needed = GLUON if isinstance(tiles, HopperTiles) else DESCRIPTORS if tiles.tma else (0, 0)
@@ -58,7 +58,8 @@ def takes_tiles(tiles: Tiles | HopperTiles) -> bool:
 
 
 def tiles_by_rule(columns: int, length: int, rows: int, processors: int) -> Tiles:
-    """Tiles that no one has measured: as many tokens as there are, and K cut where the tiles do not fill the GPU."""
+    """Return default tiles for an untuned shape, chosen by the number of tokens; K is split if they do not fill the
+    GPU."""
     tiles = BY_ROWS[min((bucket for bucket in BY_ROWS if bucket >= rows), default=max(BY_ROWS))]
     programs = -(-rows // tiles.block_m) * -(-columns // tiles.block_n)
     split = min(processors // programs, length // LEAST_LENGTH)
@@ -67,7 +68,7 @@ def tiles_by_rule(columns: int, length: int, rows: int, processors: int) -> Tile
 
 @cache
 def log_choice(capability: tuple[int, int]) -> None:
-    """Say once, when an engine makes its buffers, that vLLM's kernels are not what multiplies."""
+    """Log once, when an engine allocates its buffers, that another kernel than vLLM's is used."""
     if capability >= NO_CUTLASS:
         logger.warning(
             "compute capability %d.%d: vLLM's cutlass kernels do not support int8 on this GPU; int8 linear "
@@ -90,6 +91,6 @@ def _linear(device: int, columns: int, length: int, rows: int, short: bool) -> T
 
 
 def forget() -> None:
-    """Choose anew, after `tuned.forget`."""
+    """Discard cached choices, after `tuned.forget`."""
     for cached in (_linear, log_choice):
         cached.cache_clear()

@@ -1,11 +1,11 @@
-"""Serving on CUDA: the GEMM and fused MoE of each scheme that needs no engine, such as int8.
+"""Serving on CUDA: the GEMM and the fused MoE of schemes that need no engine kernels, such as int8.
 
-How int8 differs from the oracle, beyond the order of float32 products: each expert's output is rounded to x's dtype
-before they are added, see triton_experts.py. A NaN among the activations of a linear layer spoils its row, as the
-oracle's.
+Apart from the order of float32 products, int8 differs from the oracle in one place: each expert's output is rounded to
+x's dtype before the sum (triton_experts.py). As in the oracle, a NaN activation of a linear layer makes its whole
+output row NaN.
 
-What is served by an engine's kernels (the other schemes, int8's cutlass product) an engine's adapter registers, see
-engine_products.py. What torch.compile traces holds no branch on the number of tokens and no wait for the device.
+The engine integration registers products that use the engine's kernels (the other schemes, and cutlass for int8), see
+engine_products.py. Code that torch.compile traces neither branches on the number of tokens nor synchronizes.
 """
 
 import torch
@@ -24,10 +24,10 @@ BY_SHAPE = "by shape and tokens vLLM's cutlass_scaled_mm or Triton's tiles (see 
 
 
 def storage(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
-    """Buffers for a weight (.., N, K).
+    """Allocate the buffers of a weight (.., N, K).
 
     Raises:
-        ValueError: a shape that the scheme's kernels do not take.
+        ValueError: the scheme's kernels do not support the shape.
     """
     if scheme.codes == "int4":
         layout = MarlinTiles(shape, scheme.group)
@@ -50,27 +50,28 @@ def storage(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
 def matmul(
     x: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, bias_N: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The W8A8 product of `oracle.matmul` for x (..., K), in x's dtype; `bias_N` has x's dtype too."""
+    """Compute the W8A8 product of `oracle.matmul` for x (..., K), in x's dtype, which is also that of `bias_N`."""
     x_codes, x_scale_M1 = quantize_tokens(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]))
     out_MN = scaled_product(x_codes, codes_NK, x_scale_M1, scale_N.view(-1, 1), bias_N, x.dtype)
     return out_MN.view(*x.shape[:-1], codes_NK.shape[0])
 
 
 def quantize_tokens(x_MK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The oracle's codes and scales (M, 1); an op in a graph, where integrations/vllm/graphs/fusion.py finds it."""
+    """Return the oracle's codes (M, K) and scales (M, 1), as an op that integrations/vllm/graphs/fusion.py finds in a
+    graph."""
     if torch.compiler.is_compiling():
         return token_ops.quantize_tokens(x_MK)
     return triton_tokens.quantize_tokens(x_MK)
 
 
 def quantize_rows(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`oracle.quantize_rows` of a weight: int8 codes (N, K) and scales (N,)."""
+    """Return int8 codes (N, K) and scales (N) of a weight, as `oracle.quantize_rows`."""
     codes_NK, scale_N1 = triton_tokens.quantize_tokens(w_NK)
     return codes_NK, scale_N1.view(-1)
 
 
 def float32_product(x: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
-    """x (..., K) times the weight of its dtype, (..., N) in float32: exact products, summed in float32."""
+    """Multiply x (..., K) by a weight of its dtype into float32 (..., N): exact products, float32 sums."""
     out_MN = torch.mm(x.reshape(-1, x.shape[-1]), weight_NK.t(), out_dtype=torch.float32)
     return out_MN.view(*x.shape[:-1], weight_NK.shape[0])
 
@@ -84,9 +85,10 @@ def scaled_product(
     bias_N: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The product of int8 codes, (M, N) in `dtype`; the scales multiply as in the oracle, with cutlass the other way.
+    """Multiply int8 codes and apply the scales: (M, N) in `dtype`; cutlass multiplies the two scales in the other
+    order.
 
-    An op of its own, because its kernel is chosen by M, which torch.compile would freeze; see linear_choice.py.
+    This is a custom op because its kernel depends on M, which torch.compile would specialize; see linear_choice.py.
     """
     tiles = linear_choice.linear(*codes_NK.shape, x_codes_MK.shape[0], dtype)
     if tiles is not None:
@@ -101,10 +103,10 @@ def _(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, dtype):
 
 @torch.library.custom_op("ascend_quant::router_product", mutates_args=())
 def router_product(x: torch.Tensor, weight_NK: torch.Tensor, any_number: bool = False) -> torch.Tensor:
-    """x (..., K) @ weight.T in their dtype; an op of its own, because which kernel multiplies depends on M.
+    """Compute x (..., K) @ weight.T in their dtype, as a custom op because the kernel depends on M.
 
     Args:
-        any_number: of tokens is multiplied by the kernel for few.
+        any_number: whether the kernel for few tokens is used for any number of tokens.
     """
     from ascend_quant.kernels.cuda.serve import triton_router
 
@@ -128,11 +130,11 @@ def experts(
     w2_scale_EK: torch.Tensor,
     local_G: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The mixture of `oracle.experts`, in x's dtype; an op of its own, because its tiles depend on M.
+    """Compute the mixture of `oracle.experts`, in x's dtype, as a custom op because its tiles depend on M.
 
     Args:
-        expert_MT: experts that the router chose, below E, or below G where `local_G` is given.
-        local_G: int32, the index into E of each of the model's G experts, -1 for those of other ranks.
+        expert_MT: the routed experts, below E, or below G with `local_G`.
+        local_G: int32, maps each of the model's G experts to its index in E, or to -1 on other ranks.
     """
     from ascend_quant.kernels.cuda.serve import triton_experts
 

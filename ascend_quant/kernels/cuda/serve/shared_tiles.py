@@ -1,8 +1,8 @@
 """Split-K and stream-K GEMMs, in which several programs share a tile: schedule and workspace.
 
-Tiles seldom fill the GPU evenly: 80 of them leave 52 of 132 multiprocessors idle. With `split_k` each tile is cut;
-with Hopper's `stream_k` (Osama et al., 2023, arXiv 2301.03598) all programs take as many steps, whichever tiles those
-belong to.
+Tiles seldom fill the GPU evenly: 80 of them leave 52 of 132 multiprocessors idle. `split_k` divides the K dimension of
+each tile; `stream_k` on Hopper (Osama et al., 2023, arXiv 2301.03598) gives all programs the same number of steps,
+whichever tiles these belong to.
 """
 
 from functools import cache
@@ -12,19 +12,19 @@ import torch
 
 from ascend_quant.kernels.tuned import HopperTiles, Tiles
 
-COUNTERS = 1024  # tiles of one product that programs may share; more fill any GPU by themselves
-SLOTS = 64  # streams with counters of their own
+COUNTERS = 1024  # tiles of a product that programs may share; more tiles fill any GPU by themselves
+SLOTS = 64  # streams that have their own counters
 
 
 class Grid(NamedTuple):
-    """The grid of a GEMM; programs that share a tile of M are side by side, to read the same weights at once."""
+    """The grid of a GEMM; programs that share a tile of M are adjacent, so that they read the same weights together."""
 
     programs: int
     shared: bool
 
 
 def grid_of(tiles: HopperTiles, rows: int, columns: int, length: int, processors: int) -> Grid:
-    """Return the grid of a GEMM (rows, K) x (N, K) on a GPU of so many multiprocessors."""
+    """Return the grid of a GEMM (rows, K) x (N, K) on a GPU with this many multiprocessors."""
     tiles_m, tiles_n = -(-rows // tiles.rows), -(-columns // tiles.block_n)
     if not tiles.stream_k or tiles_m * tiles_n > COUNTERS or tiles_m > processors:
         return Grid(min(tiles_m * tiles_n, processors), False)
@@ -34,14 +34,15 @@ def grid_of(tiles: HopperTiles, rows: int, columns: int, length: int, processors
 def workspace(
     tiles: Tiles, count: int, length: int, device: torch.device
 ) -> tuple[int, torch.Tensor | None, torch.Tensor | None]:
-    """Decide into how many parts K is cut (split-K), and make the workspace if it is cut.
+    """Choose the number of parts of K (split-K), and allocate the workspace if K is split.
 
     Args:
-        count: tiles of the product.
+        count: number of tiles of the product.
         length: K.
 
     Returns:
-        parts, int32 for (count, parts, block_m, block_n) sums, and int32 zeros that kernels leave as zeros.
+        the number of parts, int32 sums (count, parts, block_m, block_n), and int32 counters, which kernels reset to
+            zero.
     """
     split = min(tiles.split_k, -(-length // tiles.block_k)) if count <= COUNTERS else 1
     if split == 1:
@@ -51,7 +52,7 @@ def workspace(
 
 
 def counters(device: torch.device) -> torch.Tensor:
-    """COUNTERS zeros; each stream has its own, since products on two streams may run at once."""
+    """Return COUNTERS zeros of the current stream; streams do not share them, since their products may overlap."""
     if device.type != "cuda":
         return _zeros(device)
     slots, stream = _slots(device), torch.cuda.current_stream(device).cuda_stream
@@ -59,9 +60,9 @@ def counters(device: torch.device) -> torch.Tensor:
         return slots[stream]
     if not slots and not torch.cuda.is_current_stream_capturing():
         slots[None] = torch.zeros(SLOTS, COUNTERS, dtype=torch.int32, device=device)
-        torch.cuda.synchronize(device)  # other streams will find them zeroed
+        torch.cuda.synchronize(device)  # other streams must see zeros
     if not 0 < len(slots) <= SLOTS:
-        return _zeros(device)  # a graph's own then, zeroed at each replay
+        return _zeros(device)  # belongs to the graph, and is zeroed at each replay
     slots[stream] = slots[None][len(slots) - 1]
     return slots[stream]
 
@@ -72,5 +73,5 @@ def _zeros(device: torch.device) -> torch.Tensor:
 
 @cache
 def _slots(device: torch.device) -> dict[int | None, torch.Tensor]:
-    """Counters by stream; at None the tensor that they are rows of, once it is there."""
+    """Counters by stream; key None has the tensor of which they are rows, once it is allocated."""
     return {}

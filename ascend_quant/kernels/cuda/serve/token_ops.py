@@ -1,7 +1,6 @@
 """The kernels that quantize activations, as torch custom ops for compiled graphs.
 
-A graph is traced with `quantize_tokens` alone; the others are put in its place where they fit, see
-integrations/vllm/graphs/fusion.py.
+A graph is traced with `quantize_tokens` only; integrations/vllm/graphs/fusion.py replaces it by the fused ops.
 """
 
 import torch
@@ -12,7 +11,7 @@ from ascend_quant.kernels.cuda.serve.triton_tokens import outputs
 
 @torch.library.custom_op("ascend_quant::quantize_tokens", mutates_args=())
 def quantize_tokens(x_MK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `triton_tokens.quantize_tokens`."""
+    """Quantize rows, see `triton_tokens.quantize_tokens`."""
     return triton_tokens.quantize_tokens(x_MK)
 
 
@@ -25,7 +24,7 @@ def _(x_MK):
 def rms_norm_quantize(
     x_MK: torch.Tensor, weight_K: torch.Tensor, eps: float, rounded: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and scales of the RMSNorm of x."""
+    """Return codes and scales of the RMSNorm of x."""
     return triton_fused_tokens.rms_norm_quantize(x_MK, weight_K, eps, None, rounded)[:2]
 
 
@@ -38,7 +37,7 @@ def _(x_MK, weight_K, eps, rounded=False):
 def add_rms_norm_quantize(
     x_MK: torch.Tensor, residual_MK: torch.Tensor, weight_K: torch.Tensor, eps: float, rounded: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes and scales of the RMSNorm of x + residual, and this sum."""
+    """Return codes and scales of the RMSNorm of x + residual, and this sum."""
     return triton_fused_tokens.rms_norm_quantize(x_MK, weight_K, eps, residual_MK, rounded)
 
 
@@ -49,7 +48,7 @@ def _(x_MK, residual_MK, weight_K, eps, rounded=False):
 
 @torch.library.custom_op("ascend_quant::silu_mul_quantize", mutates_args=())
 def silu_mul_quantize(x: torch.Tensor, rounded: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and scales of silu(gate) * up."""
+    """Return codes and scales of silu(gate) * up."""
     return triton_fused_tokens.silu_mul_quantize(x, rounded)
 
 

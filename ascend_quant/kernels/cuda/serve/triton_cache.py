@@ -1,7 +1,7 @@
-"""Keys and values of new tokens as int8 codes with a scale a token and head, written into a paged cache, in Triton.
+"""Triton kernel that quantizes new keys and values to int8, per token and head, and writes them into a paged cache.
 
-The codes and scales are `oracle.quantize_cache`'s, rounded to nearest even; the places are `cache_pages`'. vLLM 0.23's
-writer cuts off instead of rounding, which doubles the error and draws all values towards 0.
+Codes and scales are those of `oracle.quantize_cache`, rounded to nearest even, in the layout of `cache_pages`. vLLM
+0.23's kernel truncates, which doubles the error and biases all values towards 0.
 """
 
 import torch
@@ -13,7 +13,7 @@ from ascend_quant.kernels.cuda import triton_elements as elements
 from ascend_quant.kernels.cuda.serve import triton_tokens
 
 WARPS = 1
-TILE = 2048  # numbers that a program takes at once, about
+TILE = 2048  # approximate number of elements per program
 
 
 @triton.jit
@@ -22,15 +22,15 @@ def write_tokens(
     value,
     cache,
     slots,
-    key_stride,  # between the tokens
+    key_stride,  # between tokens
     value_stride,
     HEADS: tl.constexpr,
     HEAD: tl.constexpr,
     PAGE: tl.constexpr,
     TOGETHER: tl.constexpr,  # see cache_pages.Layout
-    ROWS: tl.constexpr,  # heads of a program
+    ROWS: tl.constexpr,  # heads per program
 ):
-    """Quantize keys and values into an int8 KV cache; a program takes some heads of a token's key, or value."""
+    """Quantize keys and values into an int8 KV cache; a program takes some heads of one token's keys or values."""
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     is_value = tl.program_id(2)
@@ -61,16 +61,16 @@ def write_tokens(
 
 
 def write(key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
-    """Write tokens into their slots.
+    """Write tokens into their cache slots.
 
     Args:
         key, value: (tokens, heads, head) in BF16, FP16 or float32; a token's heads are adjacent.
         cache: int8, in the shape of `cache_pages.empty`.
-        slots: block * page + place in it, one for each token; a negative one is written nowhere. Tokens beyond the
-            slots are not written.
+        slots: block * page + offset in the page, one per token. Tokens with a negative slot, and tokens beyond the last
+            slot, are not written.
 
     Raises:
-        ValueError: see `cache_pages.layout_of`; or keys and values of other sizes than the cache's.
+        ValueError: see `cache_pages.layout_of`; or keys and values do not have the cache's sizes.
     """
     layout = cache_pages.layout_of(cache)
     for x in (key, value):

@@ -1,14 +1,15 @@
-"""Kernels of decode attention (flash decoding) over an int8 KV cache, in Triton; triton_decoder.py launches them.
+"""Triton kernels of decode attention (flash decoding) over an int8 KV cache; triton_decoder.py launches them.
 
-All sequences' tiles are cut into equal shares (`plan_shares`). A program walks through its share: for each sequence
-in it, it leaves a part (sums, largest score, sum of weights; `attend_shares`), and a second kernel merges the parts of
-each sequence (`merge_parts`). Share s and sequence b meet at most once, and s + b grows from one meeting to the next:
-it is the part's place.
+The tiles of all sequences are divided into equal shares (`plan_shares`). For each sequence in its share, a program
+stores a partial result (sums, largest score, sum of weights; `attend_shares`), and a second kernel merges the partial
+results of each sequence (`merge_parts`). The partial result of share s and sequence b is stored at index s + b, which
+is unique.
 
-Up to eight query heads for one head of keys multiply codes as they are (triton_decode_codes.py); for more, codes
-become BF16 (or FP16) in registers: 255 integers, exact. A key's scale multiplies its score, a value's its weight.
+Up to eight query heads per key head multiply int8 codes directly (triton_decode_codes.py). With more, codes are
+converted to BF16 (or FP16) in registers, which is exact. A key's scale multiplies its score, a value's scale its
+weight.
 
-Shape suffixes: B sequences, H query heads, G heads of keys and values, D numbers of a head.
+Shape suffixes: B sequences, H query heads, G key/value heads, D head size.
 """
 
 import triton
@@ -26,9 +27,9 @@ def plan_shares(
     first_sequence,
     B,
     TILE: tl.constexpr,
-    SEQUENCES: tl.constexpr,  # a power of two, from the largest B
+    SEQUENCES: tl.constexpr,  # a power of two, at least B
 ):
-    """Find each share's first tile and sequence; one program a share."""
+    """Find the first tile and sequence of each share; one program per share."""
     share = tl.program_id(0)
     sequence = tl.arange(0, SEQUENCES)
     tokens = tl.maximum(tl.load(lengths + sequence, mask=sequence < B, other=0), 0)
@@ -53,10 +54,10 @@ def tile_at(
     PAGE: tl.constexpr,
     TOGETHER: tl.constexpr,
 ):
-    """Return the addresses of a tile's keys (tokens, D), values (D, tokens) and key scales; value scales are a page
-    behind.
+    """Return the addresses of a tile's keys (tokens, D), values (D, tokens) and key scales.
 
-    Tokens come by sixteen of one page, which Triton cannot see where it knows nothing of the blocks.
+    Value scales are at the key scales' addresses plus the size of a page. The `multiple_of` and `max_contiguous` hints
+    are needed because Triton cannot infer from the block table that sixteen adjacent tokens share a page.
     """
     place = key_head * PAGE + slot
     page_at = cache + block * (2 * PAGE * HEADS * (HEAD + 4))
@@ -70,10 +71,10 @@ def tile_at(
 
 @triton.jit
 def with_tile(queries, k, v_t, k_scale, v_scale, seen, top, weights, sums):
-    """Add a tile of keys to the online softmax: largest scores, sums of weights and of weighted values (ROWS, D).
+    """Add a tile of keys to the online softmax: largest scores, sums of weights, and weighted values (ROWS, D).
 
     Args:
-        seen: (ROWS or 1, TILE), the tokens that a row attends to.
+        seen: (ROWS or 1, TILE), mask of the tokens that a row attends to.
     """
     scores = tl.dot(queries, tl.trans(k).to(queries.dtype)) * k_scale[None, :]
     p, larger, shrink = weights_of(scores, seen, top)
@@ -106,11 +107,11 @@ def attend_shares(
     PAGE: tl.constexpr,
     TOGETHER: tl.constexpr,  # see cache_pages.Layout
     TILE: tl.constexpr,
-    ROWS: tl.constexpr,  # of queries, of which GROUP are used
+    ROWS: tl.constexpr,  # query rows, of which GROUP are used
     STAGES: tl.constexpr,
     CODES: tl.constexpr,
 ):
-    """Attend to a share of the tiles; one program a share and key head."""
+    """Attend to a share of the tiles; one program per share and key head."""
     key_head, share = tl.program_id(0), tl.program_id(1)
     VALUES: tl.constexpr = PAGE * HEADS * (HEAD + 4)
     each = tl.cdiv(tl.load(first_tile + B), tl.num_programs(1))
@@ -135,7 +136,7 @@ def attend_shares(
         next_block = tl.load(table + (at - begin) * TILE // PAGE)
         for step in tl.range(at - begin, here - begin, num_stages=STAGES):
             position = step * TILE + token
-            if PAGE % TILE == 0:  # a tile lies in one page, whose number was asked for a step earlier
+            if PAGE % TILE == 0:  # a tile lies in one page, whose number was loaded one step earlier
                 block = next_block.to(tl.int64) + tl.zeros((TILE,), tl.int64)
                 next_block = tl.load(table + tl.minimum((step + 1) * TILE // PAGE, pages - 1))
             else:
@@ -174,7 +175,7 @@ def merge_parts(
     H: tl.constexpr,
     HEAD: tl.constexpr,
 ):
-    """Merge the shares' parts of a sequence and query head, one program each; one without tokens gets zeros."""
+    """Merge the partial results of a sequence and query head, one program each; sequences without tokens get zeros."""
     sequence, head = tl.program_id(0), tl.program_id(1)
     column = tl.arange(0, HEAD)
     each = tl.maximum(tl.cdiv(tl.load(first_tile + B), shares), 1)

@@ -1,10 +1,10 @@
-"""Decode attention over an int8 KV cache: its tiles, its plan of a step, the launches of triton_decode.py's kernels.
+"""Decode attention over an int8 KV cache: tile sizes, the plan of a step, and launches of triton_decode.py's kernels.
 
-The tiles of all sequences, one behind the other, are cut into as many equal shares as there are programs a head of
-keys, so that ragged lengths and any batch keep all processors busy to the end. Which share begins where is computed
-on the device from the lengths, once a step (`Decoder.plan`), so that captured CUDA graphs stay right.
+The concatenated tiles of all sequences are divided into equal shares, one per program and key head, so that all
+processors stay busy for any batch and any lengths. The start of each share is computed on the device from the lengths,
+once per step (`Decoder.plan`), so that captured CUDA graphs stay valid.
 
-Shape suffixes: B sequences, H query heads, D numbers of a head.
+Shape suffixes: B sequences, H query heads, D head size.
 """
 
 from typing import NamedTuple
@@ -16,19 +16,20 @@ from ascend_quant.kernels import cache_pages
 from ascend_quant.kernels.cuda.serve import triton_decode_codes
 from ascend_quant.kernels.cuda.serve.triton_decode import attend_shares, merge_parts, plan_shares
 
-FEWEST_ROWS = 16  # of a tensor core's product
-MOST_GROUP = 16  # query heads of a head of keys
-REGISTERS = 1 << 16  # of a multiprocessor, from sm80 to sm100
+FEWEST_ROWS = 16  # minimum rows of a tensor core product
+MOST_GROUP = 16  # query heads per key head
+REGISTERS = 1 << 16  # per multiprocessor, from sm80 to sm100
 
 
 class DecodeTiles(NamedTuple):
-    """The tiles of decode attention: how its work is cut.
+    """The tiles of decode attention, and how its work is divided.
 
     Attributes:
-        tile: tokens that a program multiplies at once.
-        programs: how many run on each multiprocessor, all heads together.
-        warps, stages: of each program.
-        codes: whether codes are multiplied as they are, for up to `triton_decode_codes.HEADS` query heads each.
+        tile: tokens that a program processes at once.
+        programs: programs per multiprocessor, over all heads.
+        warps, stages: per program.
+        codes: whether int8 codes are multiplied directly, for up to `triton_decode_codes.HEADS` query heads per key
+            head.
     """
 
     tile: int
@@ -39,23 +40,23 @@ class DecodeTiles(NamedTuple):
 
     @property
     def registers(self) -> int:
-        """The most registers of a thread with which `programs` run at once on a multiprocessor, a multiple of 8."""
+        """The most registers per thread, a multiple of 8, with which `programs` run at once on a multiprocessor."""
         return min(REGISTERS // (self.programs * self.warps * 32) // 8 * 8, 248)
 
 
-# Of benchmarks/results/2026-11-27-h200.md: within 2.4 % of the fastest in all; not run on Blackwell.
+# From benchmarks/results/2026-11-27-h200.md: within 2.4 % of the fastest everywhere; not run on Blackwell.
 CODES = DecodeTiles(64, 6, 2, 3, codes=True)
-# For heads of more than 128 numbers, of which fewer programs have room; not run.
+# For head sizes above 128, of which fewer programs fit; not run.
 WIDE = DecodeTiles(64, 3, 4, 3, codes=True)
-# There the fastest of those that make codes BF16 in all cases.
+# The fastest tiles that convert codes to BF16, in all cases measured there.
 LARGE = DecodeTiles(128, 2, 4, 3)
-# Within 17 % of that, with half of the shared memory; not run on an A100.
+# Within 17 % of those, with half of the shared memory; not run on an A100.
 SMALL = DecodeTiles(64, 3, 4, 3)
 HOPPER = (9, 0)
 
 
 def usual(device: torch.device, group: int, head: int) -> DecodeTiles:
-    """Choose tiles that fit the device's shared memory, for `group` query heads a key head and head size `head`."""
+    """Choose tiles that fit the device's shared memory, for `group` query heads per key head and head size `head`."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < HOPPER:
         return SMALL
     if group > triton_decode_codes.HEADS:
@@ -64,7 +65,7 @@ def usual(device: torch.device, group: int, head: int) -> DecodeTiles:
 
 
 class Plan(NamedTuple):
-    """The plan of a decode step, on the device: where each share of the sequences' tiles begins.
+    """The plan of a decode step, on the device: where each share of the tiles begins.
 
     Attributes:
         first_tile: int32 (B + 1), the first tile of each sequence.
@@ -81,10 +82,10 @@ class Plan(NamedTuple):
 
 
 class Decoder:
-    """The workspace and launches of decode attention; made once for the most sequences, before graphs are captured.
+    """The workspace and launches of decode attention, allocated for the largest batch before graphs are captured.
 
     Attributes:
-        shares: into which the tiles are cut, for each head of keys.
+        shares: number of shares into which the tiles of each key head are divided.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Decoder:
             raise ValueError(problem)
         self.layout, self.tiles, self.query_heads = layout, tiles, query_heads
         self.shares = max(tiles.programs * processors // layout.heads, 1)
-        self.most = triton.next_power_of_2(most_sequences)  # one plan is compiled, not one for each count
+        self.most = triton.next_power_of_2(most_sequences)  # one plan is compiled for all batch sizes
         places = self.shares + most_sequences
         room = {"dtype": torch.float32, "device": device}
         self.sums = torch.empty(places, query_heads, layout.head, **room)
@@ -115,10 +116,10 @@ class Decoder:
         self.first_sequence = torch.zeros(self.shares, dtype=torch.int32, device=device)
 
     def plan(self, lengths: torch.Tensor) -> Plan:
-        """Plan the shares for sequence lengths, int32 (B) on the device: in place, one launch a step, for all layers.
+        """Plan the shares for sequence lengths, int32 (B) on the device: in place, one launch per step for all layers.
 
         Raises:
-            ValueError: more sequences than there is room for.
+            ValueError: there are more sequences than the workspace was allocated for.
         """
         count = lengths.shape[0]
         if count >= len(self.first_tile):
@@ -140,13 +141,13 @@ class Decoder:
         softmax_scale: float,
         out_BHD: torch.Tensor,
     ) -> torch.Tensor:
-        """Attention of each sequence's query over its tokens, the query's own among them.
+        """Compute attention of each sequence's query over its tokens, including the query's own.
 
         Args:
-            q_BHD: BF16 or FP16, a token's heads adjacent; `out_BHD` likewise.
+            q_BHD: BF16 or FP16; a token's heads are adjacent, as in `out_BHD`.
             cache: see `cache_pages`.
-            block_table: int32 (B, blocks) of each sequence, its columns adjacent.
-            lengths: int32 (B); 0 where there is no sequence.
+            block_table: int32 (B, blocks), with adjacent columns.
+            lengths: int32 (B); 0 for padding.
         """
         count, layout, tiles = lengths.shape[0], self.layout, self.tiles
         group = self.query_heads // layout.heads
@@ -164,7 +165,7 @@ class Decoder:
 
 
 def constants(layout: cache_pages.Layout, group: int, tiles: DecodeTiles) -> dict[str, int | bool]:
-    """Return the constants that `attend_shares` is compiled with."""
+    """Return the compile-time constants of `attend_shares`."""
     return {
         "HEADS": layout.heads,
         "GROUP": group,

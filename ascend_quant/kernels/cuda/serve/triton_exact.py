@@ -1,4 +1,4 @@
-"""exact_ops.py on CUDA: norms and SiLU by the kernels that also make codes (triton_fused_tokens.py); rotations."""
+"""exact_ops.py on CUDA: norms and SiLU by the kernels that also quantize (triton_fused_tokens.py), and rotations."""
 
 import torch
 import triton
@@ -7,11 +7,11 @@ import triton.language as tl
 from ascend_quant.kernels.cuda.serve import triton_fused_tokens
 from ascend_quant.kernels.cuda.triton_early import launch, starts_early, wait
 
-HEADS = 8  # of a token that a program rotates
+HEADS = 8  # heads of a token that a program rotates
 
 
 def rms_norm(x: torch.Tensor, weight_K: torch.Tensor, eps: float) -> torch.Tensor:
-    """See `exact_ops.rms_norm`; BF16."""
+    """Compute `exact_ops.rms_norm` in BF16."""
     x_MK = x.reshape(-1, x.shape[-1])
     out_MK = torch.empty(x_MK.shape, dtype=x.dtype, device=x.device)
     triton_fused_tokens.norm_into(out_MK, None, x_MK, weight_K, eps, None, rounded=True)
@@ -21,7 +21,7 @@ def rms_norm(x: torch.Tensor, weight_K: torch.Tensor, eps: float) -> torch.Tenso
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight_K: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `exact_ops.add_rms_norm`; BF16."""
+    """Compute `exact_ops.add_rms_norm` in BF16."""
     x_MK, residual_MK = (tensor.reshape(-1, x.shape[-1]) for tensor in (x, residual))
     out_MK = torch.empty(x_MK.shape, dtype=x.dtype, device=x.device)
     total_MK = triton_fused_tokens.norm_into(out_MK, None, x_MK, weight_K, eps, residual_MK, rounded=True)
@@ -29,12 +29,12 @@ def add_rms_norm(
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    """See `exact_ops.silu_mul`; BF16."""
+    """Compute `exact_ops.silu_mul` in BF16."""
     return silu_mul_apart(*x.chunk(2, dim=-1))
 
 
 def silu_mul_apart(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """See `exact_ops.silu_mul_apart`; BF16."""
+    """Compute `exact_ops.silu_mul_apart` in BF16."""
     gate_MK, up_MK = (part.reshape(-1, part.shape[-1]) for part in (gate, up))
     out_MK = torch.empty(gate_MK.shape, dtype=gate.dtype, device=gate.device)
     triton_fused_tokens.silu_into(out_MK, None, gate_MK, up_MK, rounded=True)
@@ -44,7 +44,7 @@ def silu_mul_apart(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 def rotate(
     positions_T: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin_PD: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `exact_ops.rotate`; rows may lie apart, heads and their elements not."""
+    """Compute `exact_ops.rotate`; rows may be strided, heads and their elements are contiguous."""
     tokens, size = len(query), cos_sin_PD.shape[1]
     outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query, key)]
     heads = [x.shape[1] // size for x in (query, key)]
@@ -74,11 +74,11 @@ def rotate_heads(
     KEY_HEADS: tl.constexpr,
     QUERY_GROUPS: tl.constexpr,
     HALF: tl.constexpr,  # elements of half a head
-    WIDTH: tl.constexpr,  # HALF as a power of two
+    WIDTH: tl.constexpr,  # HALF rounded up to a power of two
     HEADS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Rotate heads (RoPE); a program takes a token and HEADS of its query or key heads."""
+    """Rotate heads (RoPE); a program takes HEADS query or key heads of one token."""
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, WIDTH)[None, :]
     wait(EARLY)

@@ -1,4 +1,4 @@
-"""A mixture of int8 experts on CUDA: five launches a layer, whose tiles depend on the number of tokens alone.
+"""A mixture of int8 experts on CUDA: five launches per layer, whose tiles depend only on the number of tokens.
 
     prepare          codes of the tokens, once each; their pairs sorted by expert             triton_routing.py
     gate_up          h = silu(gate) * up of each pair, in float32                             triton_grouped.py
@@ -6,8 +6,9 @@
     down             each pair's output times its routing weight, in x's dtype
     combine          the sum over a token's pairs
 
-Codes, sums and scales are those of `oracle.experts`. What differs: silu's exponential is the GPU's (2 ulp), so a code
-of h may be its neighbour; each pair's output is rounded to x's dtype; the sum runs by slot, not by expert.
+Codes, sums and scales are those of `oracle.experts`, with three differences: the GPU's exponential in silu has an error
+of 2 ulp, so codes of h may be off by one; each pair's output is rounded to x's dtype; and the sum runs over slots, not
+experts.
 """
 
 from typing import NamedTuple
@@ -21,12 +22,12 @@ from ascend_quant.kernels.cuda.serve.triton_tokens import tiling
 from ascend_quant.kernels.cuda.triton_early import launch, starts_early
 from ascend_quant.kernels.tuned import Choice, GroupedTiles
 
-Shape = tuple[int, int, int, int]  # experts of all ranks, width, hidden, top
+Shape = tuple[int, int, int, int]  # number of experts on all ranks, width, hidden size, top_k
 
-FEWEST_TOKENS = 16  # a power of two; still fewer are computed with the same kernels
-COMBINED = 512  # columns that a program of `combine` adds
+FEWEST_TOKENS = 16  # a power of two; fewer tokens use the same kernels
+COMBINED = 512  # columns per program of `combine`
 SORTING_WARPS = 8
-_SEEN: dict[Shape, int] = {}  # up to how many tokens all is compiled
+_SEEN: dict[Shape, int] = {}  # the number of tokens up to which kernels are compiled
 
 
 def experts(
@@ -39,16 +40,15 @@ def experts(
     w2_scale: torch.Tensor,
     local_G: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The mixture of `oracle.experts`, (M, K) in x's dtype; the same bits each time.
+    """Compute the mixture of `oracle.experts`, (M, K) in x's dtype; the result is deterministic.
 
     Args:
         x_MK: BF16, FP16 or float32.
         weight_MT: any float dtype.
-        expert_MT: int32 or int64, experts that the router chose, below E, or below G where `local_G` is given; others
-            contribute nothing.
+        expert_MT: int32 or int64, the routed experts, below E, or below G with `local_G`; others contribute nothing.
         w13_codes_ENK, w2_codes_EKN: int8, contiguous.
-        w13_scale, w2_scale: float32, contiguous, one a row.
-        local_G: int32, the index into E of each of the model's G experts, -1 for those of other ranks.
+        w13_scale, w2_scale: float32, contiguous, one per row.
+        local_G: int32, maps each of the model's G experts to its index in E, or to -1 on other ranks.
     """
     experts_of_all, (hidden, width) = (w2_codes_EKN if local_G is None else local_G).shape[0], w2_codes_EKN.shape[1:]
     tokens, top = expert_MT.shape
@@ -59,7 +59,7 @@ def experts(
 
 
 def _compile_up_to(tokens: int, shape: Shape, x_MK, weight_MT, expert_MT, rest: tuple) -> None:
-    """Compile what fewer tokens need, so that no request waits for it: an engine's first call is its largest."""
+    """Compile the kernels for all smaller numbers of tokens, since an engine's first call is its largest."""
     sizes = (1 << power for power in range(FEWEST_TOKENS.bit_length() - 1, tokens.bit_length()))
     for fewer in sizes:
         if _SEEN.get(shape, 0) < fewer < tokens:
@@ -80,7 +80,7 @@ def mixture(
     local_G: torch.Tensor | None,
     tiles: GroupedTiles,
 ) -> torch.Tensor:
-    """`experts` with given tiles."""
+    """Compute `experts` with the given tiles."""
     x_MK = x_MK if x_MK.stride(1) == 1 else x_MK.contiguous()
     weight_MT, expert_MT = weight_MT.contiguous(), expert_MT.contiguous()
     out_MK = torch.empty(x_MK.shape, dtype=x_MK.dtype, device=x_MK.device)
@@ -103,7 +103,7 @@ class Places(NamedTuple):
 
 
 def sorted_codes(x_MK, expert_MT, local_G, experts_here: int, tiles: GroupedTiles):
-    """Codes of the tokens (M, K), their scales (M); the places of their pairs."""
+    """Return codes (M, K) and scales (M) of the tokens, and their pairs sorted by expert."""
     (tokens, hidden), top, device = x_MK.shape, expert_MT.shape[1], x_MK.device
     pairs = tokens * top
     blocks = triton_routing.most_blocks(pairs, experts_here, tiles.block_m)
@@ -114,7 +114,7 @@ def sorted_codes(x_MK, expert_MT, local_G, experts_here: int, tiles: GroupedTile
     segment, (local, length) = triton_routing.segment_of(pairs), _map(expert_MT, local_G)
     segments, bins = triton.cdiv(pairs, segment), triton.next_power_of_2(experts_here)
     constants, started = (experts_here, bins, length), launch(tiles.pdl)
-    counts = expert_of  # not read where there is one segment
+    counts = expert_of  # not read if there is one segment
     if segments > 1:
         counts = torch.empty((segments, bins), dtype=torch.int32, device=device)
         triton_routing.count[(segments,)](
@@ -129,7 +129,7 @@ def sorted_codes(x_MK, expert_MT, local_G, experts_here: int, tiles: GroupedTile
 
 
 def gated(codes, w13_codes_ENK, w13_scale, expert_MT, places: Places, tiles: GroupedTiles) -> torch.Tensor:
-    """h (pairs, width) in float32."""
+    """Return h (pairs, width) in float32."""
     (a_codes, scale_M), (pairs, top) = codes, (expert_MT.numel(), expert_MT.shape[1])
     width, blocks = w13_codes_ENK.shape[1] // 2, places.expert_of.shape[0] - 1
     h_PN = torch.empty((pairs, width), dtype=torch.float32, device=a_codes.device)
@@ -142,7 +142,7 @@ def gated(codes, w13_codes_ENK, w13_scale, expert_MT, places: Places, tiles: Gro
 
 
 def quantized(h_PN: torch.Tensor, tiles: GroupedTiles) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of h (pairs, width), scales (pairs)."""
+    """Return codes (pairs, width) and scales (pairs) of h."""
     pairs, width = h_PN.shape
     codes = torch.empty((pairs, width), dtype=torch.int8, device=h_PN.device)
     scale_P = torch.empty(pairs, dtype=torch.float32, device=h_PN.device)
@@ -154,7 +154,7 @@ def quantized(h_PN: torch.Tensor, tiles: GroupedTiles) -> tuple[torch.Tensor, to
 
 
 def outputs(h_codes, w2_codes_EKN, w2_scale, weight_MT, places: Places, dtype: torch.dtype, tiles: GroupedTiles):
-    """Each pair's weighted output (pairs, K)."""
+    """Return each pair's weighted output (pairs, K)."""
     (codes, scale_P), (hidden, width) = h_codes, w2_codes_EKN.shape[1:]
     pairs, blocks = scale_P.shape[0], places.expert_of.shape[0] - 1
     parts_PK = torch.empty((pairs, hidden), dtype=dtype, device=codes.device)
@@ -167,7 +167,7 @@ def outputs(h_codes, w2_codes_EKN, w2_scale, weight_MT, places: Places, dtype: t
 
 
 def combined(parts_PK, expert_MT, local_G, experts_here: int, out_MK, tiles: GroupedTiles) -> None:
-    """Add up each token's parts into `out_MK`."""
+    """Sum each token's outputs into `out_MK`."""
     (tokens, hidden), (local, length) = out_MK.shape, _map(expert_MT, local_G)
     columns = min(triton.next_power_of_2(hidden), COMBINED)
     triton_grouped.combine[(tokens, triton.cdiv(hidden, columns))](
@@ -177,12 +177,12 @@ def combined(parts_PK, expert_MT, local_G, experts_here: int, out_MK, tiles: Gro
 
 
 def _map(expert_MT, local_G) -> tuple[torch.Tensor, int]:
-    """The map of experts and its length, 0 where there is none; kernels then get a pointer that they do not read."""
+    """Return the map of experts and its length; without a map, a placeholder pointer and 0."""
     return (expert_MT, 0) if local_G is None else (local_G, local_G.shape[0])
 
 
 def tiles_for(shape: Shape, tokens: int, device: torch.device) -> GroupedTiles:
-    """The tiles measured best on this GPU for a shape, else `usual_tiles`."""
+    """Return the tuned tiles for a shape on this GPU, or else `usual_tiles`."""
     choice, early = tuned.find("experts", shape, tokens) if device.type == "cuda" else None, starts_early(device)
     if choice is None:
         return usual_tiles(shape, tokens)._replace(pdl=early)
@@ -190,12 +190,12 @@ def tiles_for(shape: Shape, tokens: int, device: torch.device) -> GroupedTiles:
 
 
 def tiles_of(choice: Choice) -> GroupedTiles:
-    """Return the tiles that a line of the tuner's table names."""
+    """Return the tiles of one of the tuner's choices."""
     return GroupedTiles(**{name: value for name, value in choice.items() if name != "by"})
 
 
 def usual_tiles(shape: Shape, tokens: int) -> GroupedTiles:
-    """Return tiles for a shape that was never tuned, by pairs per expert; they fit every GPU from sm80 on."""
+    """Return tiles for an untuned shape, by pairs per expert; they fit every GPU from sm80 on."""
     pairs_each = tokens * shape[3] / shape[0]
     if pairs_each <= 8:
         return GroupedTiles(16, 64, 256, 4, 3, 1, False, 128, 256, 4, 3, 1, False, False)

@@ -1,8 +1,8 @@
 """Prefill attention over an int8 KV cache, in Triton: several new tokens of a sequence attend to its cache.
 
-For a prompt whose beginning is already in the cache: from its earlier chunks, or as a prefix of an earlier request.
-The new tokens' keys and values are in the cache by then, and are read back from it like the others. A program takes
-some tokens of one sequence and one query head; its sequence's tiles of keys come one after the other.
+This serves prompts whose beginning is already in the cache: from earlier chunks (chunked prefill), or as a prefix of
+another request. The keys and values of the new tokens have been written before, and are read back from the cache like
+the others. A program takes some tokens of one sequence and one query head, and loops over the sequence's tiles of keys.
 """
 
 import torch
@@ -12,7 +12,7 @@ import triton.language as tl
 from ascend_quant.kernels import cache_pages
 from ascend_quant.kernels.cuda.serve.triton_decode import LOG2E, tile_at, with_tile
 
-ROWS, TILE, WARPS, STAGES = 64, 64, 8, 3  # tokens of queries and of keys at once
+ROWS, TILE, WARPS, STAGES = 64, 64, 8, 3  # tokens of queries and of keys per tile
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def attend_chunks(
     STAGES: tl.constexpr,
     WITH_FRESH: tl.constexpr,
 ):
-    """Attend to an int8 KV cache (prefill); a program takes ROWS tokens of a sequence and a query head."""
+    """Attend to an int8 KV cache (prefill); a program takes ROWS tokens of a sequence and one query head."""
     part, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin = tl.load(starts + sequence)
     count = tl.load(starts + sequence + 1) - begin
@@ -80,12 +80,12 @@ def extend(
     out_MHD: torch.Tensor,
     with_fresh: bool = True,
 ) -> torch.Tensor:
-    """Causal attention of the last tokens of each sequence.
+    """Compute causal attention of the last tokens of each sequence.
 
     Args:
-        q_MHD: all sequences' new tokens, BF16 or FP16; a token's heads are adjacent, as those of `out_MHD`.
-        cache: see `cache_pages`; the new tokens are in it.
-        lengths: int32 (B), with the new tokens.
+        q_MHD: the new tokens of all sequences, BF16 or FP16; a token's heads are adjacent, as in `out_MHD`.
+        cache: see `cache_pages`; it already contains the new tokens.
+        lengths: int32 (B), including the new tokens.
         starts: int32 (B + 1), where each sequence's new tokens begin.
         longest: the largest number of new tokens in a sequence.
         with_fresh: also compute sequences that have only new tokens; otherwise their rows of `out_MHD` are left alone.
@@ -103,7 +103,7 @@ def extend(
 
 
 def constants(layout: cache_pages.Layout, group: int, with_fresh: bool) -> dict[str, int | bool]:
-    """Return the constants that `attend_chunks` is compiled with."""
+    """Return the compile-time constants of `attend_chunks`."""
     sizes = {"HEADS": layout.heads, "GROUP": group, "HEAD": layout.head, "PAGE": layout.page}
     sizes["TOGETHER"] = layout.together
     return {**sizes, "TILE": TILE, "ROWS": ROWS, "STAGES": STAGES, "WITH_FRESH": with_fresh}

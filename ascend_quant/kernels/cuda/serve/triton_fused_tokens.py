@@ -1,8 +1,8 @@
-"""int8 quantization of activations, fused with RMSNorm (with or without a residual) or SiLU times up.
+"""int8 quantization of activations, fused with RMSNorm (with or without a residual) or with silu(gate) * up.
 
-A program has a row in its registers. The values are computed in float32 and rounded to BF16 once, as Inductor does, or
+A program holds one row in registers. The values are computed in float32 and rounded to BF16 once, as Inductor does, or
 (ROUND, for exact engines) wherever exact_ops.py does; the codes are then `oracle.quantize_rows` of these BF16 values.
-The same kernels write the values themselves (CODED is False), so that a trainer sums a row in the engine's order.
+With CODED=False the same kernels write the values themselves, so that a trainer sums a row in the engine's order.
 """
 
 import math
@@ -15,13 +15,13 @@ from ascend_quant.kernels.cuda.serve.triton_tokens import WIDEST, codes_of, larg
 from ascend_quant.kernels.cuda.triton_early import launch, starts_early, wait
 
 MINUS_LOG2_E = tl.constexpr(-math.log2(math.e))
-PER_WARP = 256  # elements of a norm's row: then none of them changes hands before it is stored
-WARPS = {8192: 8}  # of rows for which these would be too many
+PER_WARP = 256  # elements of a norm's row per warp: threads then store the elements that they have loaded
+WARPS = {8192: 8}  # by row length; rows of SiLU of which this many warps would be too many
 MOST_WARPS = 16
 
 
 def takes(columns: int, dtype: torch.dtype) -> bool:
-    """Return whether the kernels take rows whose codes have so many columns."""
+    """Return whether the kernels support rows with this many columns of codes."""
     return columns <= WIDEST and dtype == torch.bfloat16
 
 
@@ -30,10 +30,10 @@ def norm_rows(
     source,
     residual,
     weight,
-    total,  # what the norm is of: the sum of `source` and `residual`
-    codes,  # or the values, unless CODED
+    total,  # the input of the norm: the sum of `source` and `residual`
+    codes,  # or the values, if not CODED
     scales,
-    stride,  # between the rows of `source`; all else is contiguous
+    stride,  # between rows of `source`; all other tensors are contiguous
     eps,
     K: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -53,14 +53,14 @@ def norm_rows(
         if ROUND:
             values = values.to(tl.bfloat16).to(tl.float32)
     squares = values * values
-    if ROUND:  # exact in float32; in float64 their sum is the same in any order, of whatever threads hold the row
+    if ROUND:  # products are exact in float32; a float64 sum does not depend on the order or on the threads
         squares = squares.to(tl.float64)
     by_root = tl.rsqrt((tl.sum(squares, 1) / K).to(tl.float32) + eps)
     scaled = values * by_root[:, None]
     if ROUND:
         scaled = scaled.to(tl.bfloat16).to(tl.float32)
     _store(codes, scales, (scaled * gain).to(tl.bfloat16), row, columns, K, CODED)
-    if ADD:  # last, for its threads may have to exchange it first
+    if ADD:  # last, since it may have to be exchanged between threads
         tl.store(total + row * K + columns, values.to(tl.bfloat16), mask=inside)
 
 
@@ -68,7 +68,7 @@ def norm_rows(
 def silu_rows(
     gate_rows,
     up_rows,
-    codes,  # or the values, unless CODED
+    codes,  # or the values, if not CODED
     scales,
     gate_stride,  # between rows
     up_stride,
@@ -84,7 +84,7 @@ def silu_rows(
     wait(EARLY)
     gate = tl.load(gate_rows + row * gate_stride + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_rows + row * up_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    root = tl.rsqrt(1.0 + tl.exp2(gate * MINUS_LOG2_E))  # silu is gate * root**2: a division would be slower
+    root = tl.rsqrt(1.0 + tl.exp2(gate * MINUS_LOG2_E))  # silu is gate * root**2, which avoids a division
     gate = gate * root * root
     if ROUND:
         gate = gate.to(tl.bfloat16).to(tl.float32)
@@ -93,7 +93,7 @@ def silu_rows(
 
 @triton.jit
 def _store(codes, scales, values, row, columns, K: tl.constexpr, CODED: tl.constexpr):
-    """A row's BF16 values as codes and a scale, or as they are."""
+    """Store a row's BF16 values as codes and a scale, or unquantized."""
     inside = columns < K
     if CODED:
         scale, factor = scale_and_factor(largest(values), tl.bfloat16)
@@ -110,10 +110,10 @@ def rms_norm_quantize(
     residual_MK: torch.Tensor | None = None,
     rounded: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes (M, K) and scales (M, 1) of the RMSNorm of x, or of x + residual; and that sum in BF16 (else x).
+    """Return codes (M, K) and scales (M, 1) of the RMSNorm of x or x + residual, and that sum in BF16 (or x).
 
     Args:
-        rounded: to BF16 wherever `exact_ops.rms_norm` rounds, not once.
+        rounded: whether to round to BF16 wherever `exact_ops.rms_norm` rounds, instead of once.
     """
     codes_MK, scale_M1 = outputs(x_MK, x_MK.shape[1])
     return codes_MK, scale_M1, norm_into(codes_MK, scale_M1, x_MK, weight_K, eps, residual_MK, rounded)
@@ -128,7 +128,7 @@ def norm_into(
     residual_MK: torch.Tensor | None,
     rounded: bool,
 ) -> torch.Tensor:
-    """Write the codes and scales, or without `scale_M1` the values of the norm; returns the sum, or x."""
+    """Write codes and scales, or without `scale_M1` the normalized values; return the sum, or x."""
     x_MK = x_MK if x_MK.stride(1) == 1 else x_MK.contiguous()
     rows, columns = x_MK.shape
     total_MK = x_MK if residual_MK is None else torch.empty_like(residual_MK, memory_format=torch.contiguous_format)
@@ -157,15 +157,15 @@ def norm_into(
 
 
 def warps_of_norm(width: int) -> int:
-    """Return how many warps hold a row of RMSNorm."""
+    """Return how many warps process a row of RMSNorm."""
     return WARPS.get(width) or min(max(width // PER_WARP, 1), MOST_WARPS)
 
 
 def silu_mul_quantize(x: torch.Tensor, rounded: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes (M, K) and scales (M, 1) of silu(gate) * up, for x (M, 2 * K) with gate in front of up.
+    """Return codes (M, K) and scales (M, 1) of silu(gate) * up, for x (M, 2 * K) with gate before up.
 
     Args:
-        rounded: to BF16 wherever `exact_ops.silu_mul` rounds, not once.
+        rounded: whether to round to BF16 wherever `exact_ops.silu_mul` rounds, instead of once.
     """
     x = x if x.stride(1) == 1 else x.contiguous()
     gate_MK, up_MK = x.chunk(2, dim=1)
@@ -177,7 +177,7 @@ def silu_mul_quantize(x: torch.Tensor, rounded: bool = False) -> tuple[torch.Ten
 def silu_into(
     out_MK: torch.Tensor, scale_M1: torch.Tensor | None, gate_MK: torch.Tensor, up_MK: torch.Tensor, rounded: bool
 ) -> None:
-    """Write the codes and scales, or without `scale_M1` the values of silu(gate) * up, whose rows are contiguous."""
+    """Write codes and scales, or without `scale_M1` the values, of silu(gate) * up; their rows are contiguous."""
     rows, columns = gate_MK.shape
     if rows:
         (width, warps), early = tiling(columns), starts_early(gate_MK.device)

@@ -1,11 +1,11 @@
-"""The grouped GEMM of int8 experts (fused MoE) in Triton, over blocks of pairs, see triton_routing.py.
+"""The grouped GEMM of int8 experts (fused MoE) in Triton, over blocks of (token, expert) pairs; see triton_routing.py.
 
-Sums over codes are exact int32, dequantized once in float32 as (sum * weight's scale) * row's scale. Weights are read
-once where an expert's pairs fit one block. Their loads stand before the activations' in the loops, since those wait for
-the pairs' numbers.
+Sums over codes are exact in int32, and dequantized once in float32 as (sum * weight scale) * row scale. Weights are
+read once if an expert's pairs fit one block. They are loaded before the activations, which have to wait for the pair
+indices.
 
-SWAP multiplies weights times tokens instead of tokens times weights: Hopper's wgmma then has its 64 rows, however few
-tokens there are.
+SWAP multiplies weights times tokens instead of tokens times weights: Hopper's wgmma then has 64 rows even if there are
+few tokens.
 """
 
 import triton
@@ -39,7 +39,7 @@ def gate_up(
     SWAP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """h (pairs, WIDTH) = silu(gate) * up, of tokens' codes (tokens, K) and w13 (experts, 2 * WIDTH, K).
+    """Compute h (pairs, WIDTH) = silu(gate) * up from token codes (tokens, K) and w13 (experts, 2 * WIDTH, K).
 
     A program computes BLOCK_N / 2 columns of h. Gate and up rows alternate in its tile, so that both of a column's sums
     are in the same thread.
@@ -70,11 +70,11 @@ def gate_up(
 
 @triton.jit
 def quantize_pairs(h, codes, scales, K: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr):
-    """Codes and scales of h (pairs, K), a program a pair.
+    """Quantize h (pairs, K) to codes and scales; one program per pair.
 
-    Of a pair that is not here, whatever stands there becomes codes.
-    Elements are multiplied by the scale's reciprocal. The product is off by less than 2**-15, so it rounds as the
-    quotient does unless it is that close to a tie: then the row is divided.
+    Rows of pairs that belong to other ranks contain undefined values, and so do their codes. Elements are multiplied by
+    the reciprocal of the scale. The error is below 2**-15, so the product rounds as the quotient does unless it is that
+    close to a tie; then the row is divided.
     """
     call_next_and_wait(PDL)
     pair = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
@@ -129,9 +129,10 @@ def down(
     SWAP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """parts (pairs, N): routing weight times the product of h's codes (pairs, K) with w2 (experts, N, K)."""
+    """Compute parts (pairs, N): the routing weight times the product of h's codes (pairs, K) with w2 (experts, N,
+    K)."""
     block, tile = _block_and_tile(blocks, (N + BLOCK_N - 1) // BLOCK_N, GROUP_M)
-    expert = tl.load(expert_of + block)  # written before `gate_up`, which lets nothing start before it is there
+    expert = tl.load(expert_of + block)  # complete: the kernel that writes it ended before `gate_up` began
     first_row = expert.to(tl.int64) * N
     column_N = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     wait(PDL)
@@ -165,7 +166,7 @@ def combine(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out (tokens, N): the sum of each token's parts in the order of its slots, in float32, rounded once."""
+    """Compute out (tokens, N): the float32 sum of each token's parts in slot order, rounded once."""
     call_next_and_wait(PDL)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -179,7 +180,8 @@ def combine(
 
 @triton.jit
 def _block_and_tile(blocks, TILES: tl.constexpr, GROUP_M: tl.constexpr):
-    """A program's block of pairs and tile of columns; GROUP_M blocks, which may share an expert, go side by side."""
+    """Return a program's block of pairs and tile of columns; GROUP_M blocks, which may share an expert, are
+    adjacent."""
     program = tl.program_id(0)
     first = program // (GROUP_M * TILES) * GROUP_M
     at_once = tl.minimum(blocks - first, GROUP_M)
@@ -202,7 +204,7 @@ def _sums(
     BLOCK_K: tl.constexpr,
     SWAP: tl.constexpr,
 ):
-    """int32 (BLOCK_M, BLOCK_N): rows of codes a (.., K) times rows of codes w (.., K)."""
+    """Return int32 (BLOCK_M, BLOCK_N): rows of codes a (.., K) times rows of codes w (.., K)."""
     row_M = row_M.to(tl.int64)
     if SWAP:
         sum_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.int32)
@@ -224,7 +226,7 @@ def _sums(
 
 @triton.jit
 def _part(codes, row, valid, k, K: tl.constexpr, BLOCK_K: tl.constexpr, ALL: tl.constexpr, POLICY: tl.constexpr):
-    """A tile of codes; 0 behind the last column, anything in rows that are not valid, whose sums nobody takes."""
+    """Load a tile of codes: 0 beyond the last column, undefined in invalid rows, whose sums are discarded."""
     if K % BLOCK_K == 0:
         if ALL:
             return tl.load(codes + row * K + k, eviction_policy=POLICY)

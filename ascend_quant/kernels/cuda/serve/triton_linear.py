@@ -1,9 +1,9 @@
-"""The W8A8 INT8 GEMM in Triton: int8 codes, int32 sums, one float32 dequantization, for any M, N, K.
+"""The W8A8 INT8 GEMM in Triton: int8 codes, int32 sums, one float32 dequantization, for any M, N and K.
 
-Few tokens leave the GPU waiting for the weights, so programs may share a tile's K (`split_k`): each leaves its int32
-sums in a workspace, and the one that arrives last adds them all and dequantizes. Integer sums do not depend on the
-order, so the result is the same bits every time. Hopper multiplies int8 from shared memory, 64 rows at a time; up to
-32 tokens are therefore its columns, with the weights as rows.
+With few tokens the GPU is bound by loading weights, so programs may share a tile's K (`split_k`): each stores its int32
+sums in a workspace, and the last one to finish adds them and dequantizes. Integer sums do not depend on the order, so
+the result is deterministic. Hopper's wgmma takes 64 rows, so up to 32 tokens are multiplied as columns, with the
+weights as rows.
 
 The output is that of `oracle.matmul` bit for bit, given its codes: x_scale * (scale * sum), with a bias in one fused
 multiply-add (`schemes.arithmetic.dequantized_sums` says why), rounded to the output's dtype.
@@ -18,9 +18,9 @@ from ascend_quant.kernels.cuda.triton_early import ask_for, call_next, launch, s
 from ascend_quant.kernels.cuda.triton_elements import INTERPRETED, cast, multiply_add
 from ascend_quant.kernels.tuned import HopperTiles, Tiles
 
-LONGEST = 2**31 // 128**2 - 1  # K whose sums stay inside int32 whatever the codes
-GROUP_M = tl.constexpr(8)  # tiles of M that are walked before the next tile of N
-FEW_TOKENS = 64  # block_m below which tokens are the columns
+LONGEST = 2**31 // 128**2 - 1  # largest K for which an int32 sum cannot overflow
+GROUP_M = tl.constexpr(8)  # tiles of M that are processed before the next tile of N
+FEW_TOKENS = 64  # below this block_m, tokens are the columns
 
 
 def int8_product(
@@ -32,10 +32,10 @@ def int8_product(
     dtype: torch.dtype,
     tiles: Tiles | HopperTiles,
 ) -> torch.Tensor:
-    """(M, N) in `dtype`; codes int8 and contiguous, scales float32, the bias of any float dtype.
+    """Compute the product (M, N) in `dtype`; codes are int8 and contiguous, scales float32, the bias any float dtype.
 
     Raises:
-        ValueError: K so large that an int32 sum could overflow.
+        ValueError: K is so large that an int32 sum could overflow.
     """
     (rows, length), columns = x_codes_MK.shape, codes_NK.shape[0]
     if length > LONGEST:
@@ -49,12 +49,12 @@ def int8_product(
 
 
 def options(tiles: Tiles) -> dict[str, int | bool]:
-    """Return the options of Triton's compiler and launcher; no fused multiply-add, so that each product is rounded."""
+    """Return options for Triton's compiler and launcher; FMA is disabled, so that each product is rounded."""
     return {"num_warps": tiles.warps, "num_stages": tiles.stages, "enable_fp_fusion": False, **launch(tiles.pdl)}
 
 
 def constants(tiles: Tiles, length: int, with_bias: bool, split: bool) -> dict[str, int | bool]:
-    """The kernel's constants for rows of `length` codes."""
+    """Return the compile-time constants of the kernel for rows of `length` codes."""
     return {
         "BLOCK_M": tiles.block_m,
         "BLOCK_N": tiles.block_n,
@@ -71,7 +71,7 @@ def constants(tiles: Tiles, length: int, with_bias: bool, split: bool) -> dict[s
 
 
 def _launch_hopper(*product) -> None:
-    from ascend_quant.kernels.cuda.serve import gluon_linear  # not in the interpreter, nor below sm90
+    from ascend_quant.kernels.cuda.serve import gluon_linear  # fails under the interpreter and below sm90
 
     gluon_linear.launch(*product)
 
@@ -83,7 +83,7 @@ def _launch(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, out_MN, tiles: T
     split, partial, arrived = workspace(tiles, count, length, out_MN.device)
     x, w = x_codes_MK, codes_NK
     if tiles.tma:
-        from triton.tools.tensor_descriptor import TensorDescriptor  # not in an older Triton
+        from triton.tools.tensor_descriptor import TensorDescriptor  # older Triton versions lack it
 
         x = TensorDescriptor.from_tensor(x, [tiles.block_m, tiles.block_k])
         w = TensorDescriptor.from_tensor(w, [tiles.block_n, tiles.block_k])
@@ -95,8 +95,8 @@ def _launch(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, out_MN, tiles: T
 
 @triton.jit(do_not_specialize=["M", "split", "ahead"])
 def int8_product_tiles(
-    x,  # codes (M, K), or their descriptor
-    w,  # codes (N, K), or their descriptor
+    x,  # codes (M, K), or their tensor descriptor
+    w,  # codes (N, K), or their tensor descriptor
     weights,  # codes (N, K)
     x_scale,
     scale,
@@ -152,7 +152,7 @@ def int8_product_tiles(
         inside = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
         of_tile = partial + tile.to(tl.int64) * split * (BLOCK_M * BLOCK_N) + inside
         tl.store(of_tile + part * (BLOCK_M * BLOCK_N), sums)
-        tl.debug_barrier()  # every thread's sums are written before one thread says so
+        tl.debug_barrier()  # every thread has written its sums before one of them signals
         if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == split - 1:
             sums = tl.zeros((BLOCK_M, BLOCK_N), tl.int32)
             for other in range(split):
@@ -165,7 +165,8 @@ def int8_product_tiles(
 
 @triton.jit
 def _place(tile, tiles_m, tiles_n):
-    """Return a program's tile of M and of N: GROUP_M of M, then the next of N: neighbours share weights in L2."""
+    """Return a program's tile of M and of N: GROUP_M tiles of M, then the next of N, so that weights are reused in
+    L2."""
     in_group = GROUP_M * tiles_n
     first_m = tile // in_group * GROUP_M
     high = tl.minimum(tiles_m - first_m, GROUP_M)
@@ -218,7 +219,7 @@ def _sums_by_descriptor(
     BLOCK_K: tl.constexpr,
     TOKENS_ARE_COLUMNS: tl.constexpr,
 ):
-    """Sum a tile by TMA descriptors, int32; elements outside of the matrices are loaded as zeros."""
+    """Return the int32 sums of a tile, loaded by TMA descriptors, which pad with zeros."""
     sums = _zeros(BLOCK_M, BLOCK_N, TOKENS_ARE_COLUMNS)
     for step in range(first, last):
         x_part = x.load([x_row, step * BLOCK_K])
@@ -257,7 +258,7 @@ def _finish(
         values = multiply_add(values, x_scales[:, None], biases[None, :])
     else:
         values = values * x_scales[:, None]
-    # the interpreter's own cast to BF16 cuts off
+    # the interpreter's cast to BF16 truncates
     values = cast(values, out.dtype.element_ty) if INTERPRETED else values.to(out.dtype.element_ty)
     at = out + rows.to(tl.int64)[:, None] * N + columns[None, :]
     tl.store(at, values, mask=in_rows[:, None] & in_columns[None, :])

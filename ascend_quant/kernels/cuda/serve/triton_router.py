@@ -1,4 +1,4 @@
-"""The router's product for few tokens in Triton: small tiles, so that every multiprocessor loads some of the weight."""
+"""The router's product for few tokens in Triton: small tiles, so that all multiprocessors share the weight loads."""
 
 import torch
 import triton
@@ -7,7 +7,7 @@ import triton.language as tl
 from ascend_quant.kernels.cuda.triton_early import call_next_and_wait, launch, starts_early
 
 TYPES = (torch.bfloat16, torch.float16)
-MOST_TOKENS = 512  # beyond, there is enough to do for tiles of any size
+MOST_TOKENS = 512  # beyond this, tiles of any size fill the GPU
 BLOCK, BLOCK_K = 16, 256
 WARPS, STAGES = 4, 5
 
@@ -16,7 +16,8 @@ WARPS, STAGES = 4, 5
 def router_tiles(
     x, w, out, M, N: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr
 ):
-    """out (M, N) = x (M, K) @ w (N, K).T, summed in float32 and rounded once; a program a tile of BLOCK x BLOCK."""
+    """Compute out (M, N) = x (M, K) @ w (N, K).T, summed in float32 and rounded once; one program per BLOCK x BLOCK
+    tile."""
     call_next_and_wait(PDL)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -32,14 +33,14 @@ def router_tiles(
 
 
 def takes(x: torch.Tensor, weight_NK: torch.Tensor, any_number: bool = False) -> bool:
-    """Return whether the kernel multiplies these; `any_number` of tokens, or as many as it is fast for."""
+    """Return whether the kernel supports these; `any_number` removes the limit on tokens."""
     fits = x.dim() == 2 and len(x) and x.is_contiguous() and weight_NK.is_contiguous()
     fits = fits and (any_number or len(x) <= MOST_TOKENS)
     return fits and x.dtype == weight_NK.dtype and x.dtype in TYPES
 
 
 def product(x_MK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
-    """x @ weight.T in their dtype, of what `takes` takes."""
+    """Compute x @ weight.T in their dtype; `takes` must be true."""
     (rows, length), columns = x_MK.shape, weight_NK.shape[0]
     out_MN = torch.empty((rows, columns), dtype=x_MK.dtype, device=x_MK.device)
     early = starts_early(x_MK.device)

@@ -1,13 +1,13 @@
-"""Triton kernels that stand before a mixture of experts: tokens become codes, and their pairs are sorted by expert.
+"""Triton kernels that run before a mixture of experts: they quantize tokens, and sort their pairs by expert.
 
-A pair is (token, one of its experts); its number is token * TOP + slot. The pairs of each expert fill blocks of BLOCK_M
-places; what is left of an expert's last block holds the number of pairs, which is none. A block has one expert, or -1
-where there are fewer blocks than there might be: how many there might be depends on the number of tokens alone, so that
-a captured graph serves every routing.
+A pair consists of a token and one of its experts; its index is token * TOP + slot. The pairs of each expert fill blocks
+of BLOCK_M entries; the last block of an expert is padded with the number of pairs, which is no valid index. A block has
+one expert, or -1 if it is not needed: the number of blocks depends only on the number of tokens, so that a captured
+graph serves every routing.
 
-Sorting needs no program to wait for another: the program of an expert and a segment of the pairs knows how many pairs
-of each expert there are, and so its place. Few pairs are one segment, whose programs all count them; more are counted
-first, in a launch of their own.
+Programs sort without waiting for each other: each handles one expert and one segment of the pairs, and derives its
+position from the numbers of pairs per expert. A small number of pairs is one segment, which every program counts
+itself; more pairs are counted by a launch before.
 """
 
 import triton
@@ -16,17 +16,17 @@ import triton.language as tl
 from ascend_quant.kernels.cuda.serve.triton_tokens import quantize_rows
 from ascend_quant.kernels.cuda.triton_early import call_next_and_wait
 
-LONGEST_SEGMENT, SHORTEST_SEGMENT = 4096, 512  # pairs that a program looks at
+LONGEST_SEGMENT, SHORTEST_SEGMENT = 4096, 512  # pairs per program
 
 
 def most_blocks(pairs: int, experts: int, block_m: int) -> int:
-    """Return the most blocks that the pairs may fill: each expert with a pair begins one, the rest fills others."""
+    """Return the largest number of blocks that the pairs may need, whatever the routing."""
     reached = min(pairs, experts)
     return reached + (pairs - reached) // block_m
 
 
 def segment_of(pairs: int) -> int:
-    """Return how many pairs a program looks at: a power of two."""
+    """Return how many pairs a program processes: a power of two."""
     return min(max(triton.next_power_of_2(pairs), SHORTEST_SEGMENT), LONGEST_SEGMENT)
 
 
@@ -42,7 +42,7 @@ def count(
     SEGMENT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """counts (segments, BINS), int32: how many pairs of each segment each expert has; arguments as in `prepare`."""
+    """Compute counts (segments, BINS), int32: pairs per segment and expert; the arguments are those of `prepare`."""
     call_next_and_wait(PDL)
     segment = tl.program_id(0)
     pair = segment * SEGMENT + tl.arange(0, SEGMENT)
@@ -68,23 +68,23 @@ def prepare(
     WIDTH: tl.constexpr,
     TOP: tl.constexpr,
     EXPERTS: tl.constexpr,
-    BINS: tl.constexpr,  # a power of two that holds them
-    GLOBAL: tl.constexpr,  # length of `local`, or 0 where there is none
+    BINS: tl.constexpr,  # a power of two, at least the number of experts
+    GLOBAL: tl.constexpr,  # length of `local`, or 0 without one
     BLOCK_M: tl.constexpr,
     SEGMENT: tl.constexpr,
     COUNTED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Programs (i, 0) sort the pairs of a segment for expert i % EXPERTS, programs (i, 1) make the codes of token i.
+    """Sort the pairs of a segment for expert i % EXPERTS in programs (i, 0); quantize token i in programs (i, 1).
 
     Args:
         expert_at: (tokens, TOP), the experts of each token.
-        local: int32 (GLOBAL), the index into EXPERTS of each of the model's, -1 for those of other ranks.
-        counts: of `count`, where COUNTED; else there is one segment.
-        pair_at: int32 (blocks, BLOCK_M), the pair in each place.
-        expert_of: int32 (blocks + 1), each block's expert, then how many blocks have one.
-        stride: between the rows of x.
-        blocks: `most_blocks`.
+        local: int32 (GLOBAL), maps each of the model's experts to its index on this rank, or to -1 on other ranks.
+        counts: the result of `count`, if COUNTED; otherwise there is one segment.
+        pair_at: int32 (blocks, BLOCK_M), the pairs of each block.
+        expert_of: int32 (blocks + 1), each block's expert, then the number of blocks that have one.
+        stride: distance between rows of x, in elements.
+        blocks: the result of `most_blocks`.
     """
     call_next_and_wait(PDL)
     program = tl.program_id(0)
@@ -97,7 +97,7 @@ def prepare(
                 segments, EXPERTS, BINS, BLOCK_M, COUNTED,
             )  # fmt: skip
     elif program < tokens:
-        quantize_rows(x, x_codes, x_scale, stride, K, WIDTH)  # the row of its program
+        quantize_rows(x, x_codes, x_scale, stride, K, WIDTH)  # the row of this program
 
 
 @triton.jit
@@ -117,7 +117,7 @@ def _sort(
     BLOCK_M: tl.constexpr,
     COUNTED: tl.constexpr,
 ):
-    """Put one expert's pairs of a segment in their places; the first segment's program fills the rest of its tables."""
+    """Write one expert's pairs of a segment to their blocks; the first segment's program also pads the blocks."""
     bins = tl.arange(0, BINS)
     before = tl.zeros((BINS,), tl.int32)
     if COUNTED:
@@ -148,7 +148,7 @@ def _sort(
 
 @triton.jit
 def expert_of_pair(expert_at, local, pair, pairs, EXPERTS: tl.constexpr, GLOBAL: tl.constexpr):
-    """int32: the expert here that a pair is for; -1 where it is not here, or where there is no such pair."""
+    """Return int32: the local expert of a pair, or -1 if it is on another rank or the pair does not exist."""
     expert = tl.load(expert_at + pair, mask=pair < pairs, other=-1).to(tl.int32)
     if GLOBAL > 0:
         expert = tl.load(local + expert, mask=(expert >= 0) & (expert < GLOBAL), other=-1)

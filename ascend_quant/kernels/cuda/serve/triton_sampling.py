@@ -1,22 +1,22 @@
-"""Sampling from logits with given noise in one pass over (M, V), where vLLM needs five.
+"""Sampling from logits with given noise in one pass over (M, V); vLLM needs five.
 
-vLLM divides softmax(logits / temperature) by exponential noise and takes the largest. That is where
-logit / temperature - log(noise) is largest; with the same noise it is the same token, unless two are equal up to
-rounding (a few in a million).
+vLLM divides softmax(logits / temperature) by exponential noise and takes the argmax, which is also the argmax of logit
+/ temperature - log(noise). With the same noise both give the same token, unless two are equal up to rounding (a few in
+a million).
 """
 
 import torch
 import triton
 import triton.language as tl
 
-PART = 8192  # columns of a program
-BLOCK = 1024  # that it looks at together
+PART = 8192  # columns per program
+BLOCK = 1024  # columns that a program processes at once
 WARPS = 4
 
 
 @triton.jit
 def best_of_part(logits, temperature, noise, best, token, stride, V, PART: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest logit / temperature - log(noise) of a part of a row, and where it is."""
+    """Find the largest logit / temperature - log(noise) of a part of a row, and its index."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lane = tl.arange(0, BLOCK)
     top, where = tl.full((BLOCK,), float("-inf"), tl.float32), part * PART + lane
@@ -34,10 +34,10 @@ def best_of_part(logits, temperature, noise, best, token, stride, V, PART: tl.co
 
 
 def drawn(logits_MV: torch.Tensor, temperature_M: torch.Tensor, noise_MV: torch.Tensor) -> torch.Tensor:
-    """int64 (M): the argmax of softmax(logits / temperature) / noise.
+    """Return int64 (M): the argmax of softmax(logits / temperature) / noise.
 
     Args:
-        logits_MV: float32, its columns adjacent; -inf for tokens that must not be drawn.
+        logits_MV: float32, with adjacent columns; -inf for tokens that must not be drawn.
         temperature_M: float32, above 0.
         noise_MV: float32, contiguous, from an exponential distribution.
     """

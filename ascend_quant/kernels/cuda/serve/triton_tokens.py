@@ -1,8 +1,8 @@
 """Dynamic per-token quantization of activations to int8 in Triton, exactly as `oracle.quantize_rows`.
 
-A program quantizes a row, whose activation scale is absmax / 127, and reads it once.
+A program quantizes one row, with scale absmax / 127, and reads it once.
 
-BF16 elements are multiplied by a factor of their row (`triton_elements.reciprocal`), others divided by its scale.
+BF16 elements are multiplied by a per-row factor (`triton_elements.reciprocal`); others are divided by the scale.
 """
 
 import torch
@@ -13,13 +13,13 @@ from ascend_quant.kernels.cuda import triton_elements as elements
 from ascend_quant.kernels.cuda.refit.triton_entries import loaded
 from ascend_quant.kernels.cuda.triton_early import launch, starts_early, wait
 
-WIDEST = 32768  # elements of a row that a program holds in registers; longer rows are read twice
-PER_WARP = 512  # elements: two vectors of BF16 a thread
+WIDEST = 32768  # elements of a row that fit the registers; longer rows are read twice
+PER_WARP = 512  # elements: two BF16 vectors per thread
 MOST_WARPS = 8
 
 
 def tiling(columns: int) -> tuple[int, int]:
-    """Elements of a row that a program reads at once, and its warps."""
+    """Return how many elements of a row a program reads at once, and its warps."""
     width = min(triton.next_power_of_2(columns), WIDEST)
     return width, min(max(width // PER_WARP, 1), MOST_WARPS)
 
@@ -29,12 +29,12 @@ def quantize_rows(
     source,
     codes,
     scales,
-    stride,  # between the rows of `source`
+    stride,  # between rows of `source`
     K: tl.constexpr,
     WIDTH: tl.constexpr,
     EARLY: tl.constexpr = False,
 ):
-    """Quantize rows to int8, one program a row; `codes` and `scales` are contiguous."""
+    """Quantize rows to int8, one program per row; `codes` and `scales` are contiguous."""
     row = tl.program_id(0).to(tl.int64)
     one = tl.arange(0, 1)
     at = (source + row * stride)[None] + one[:, None]
@@ -60,13 +60,13 @@ def quantize_rows(
 
 @triton.jit
 def largest(part):
-    """The largest magnitude in each row, as the bits of a float32."""
+    """Return the absmax of each row, as the bits of a float32."""
     return tl.max(elements.magnitude(elements.as_float(part)), 1)
 
 
 @triton.jit
 def scale_and_factor(absmax_bits, TYPE: tl.constexpr):
-    """A row's scale, and what its elements are multiplied (BF16) or divided by."""
+    """Return a row's scale, and the factor (BF16) or divisor for its elements."""
     if tl.bfloat16 == TYPE:
         scale = elements.scale_of(absmax_bits, "int8")
         factor = elements.reciprocal(absmax_bits, scale)
@@ -87,16 +87,16 @@ def _write(to, part, scale, factor, columns, K: tl.constexpr):
 
 @triton.jit
 def codes_of(part, factor):
-    """int8 codes of BF16 elements."""
+    """Return int8 codes of BF16 elements."""
     product = elements.as_float(part) * factor[:, None]
     return ((product + elements.MAGIC).to(tl.int32, bitcast=True) - elements.MAGIC_BITS).to(tl.int8)
 
 
 def quantize_tokens(x_MK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and scales of rows of BF16, FP16 or float32, taken as they are.
+    """Quantize rows of BF16, FP16 or float32, without rounding to BF16 first.
 
     Returns:
-        int8 codes (M, K) and float32 scales (M, 1); NaN or Inf makes its row's scale not finite, and any codes of it.
+        int8 codes (M, K) and float32 scales (M, 1); a row with NaN or Inf has a non-finite scale and undefined codes.
     """
     x_MK = x_MK if x_MK.stride(1) == 1 else x_MK.contiguous()
     rows, columns = x_MK.shape
@@ -112,6 +112,6 @@ def quantize_tokens(x_MK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def outputs(x: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make the tensors for codes and scales."""
+    """Allocate the tensors for codes and scales."""
     codes_MK = torch.empty((x.shape[0], columns), dtype=torch.int8, device=x.device)
     return codes_MK, torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)

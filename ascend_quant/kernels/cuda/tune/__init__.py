@@ -1,4 +1,4 @@
 """The autotuner (`ascend-quant tune`): search.py measures, linear.py and experts.py have the candidates of a product.
 
-What it finds lies in kernels/tuned.
+Its results are in kernels/tuned.
 """

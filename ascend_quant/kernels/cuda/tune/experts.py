@@ -1,5 +1,5 @@
-"""Candidates of the autotuner (`tune`) for int8 experts: tiles of triton_experts.py; vLLM's kernels, which round
-in more places, are not among them.
+"""Candidates of the autotuner (`tune`) for int8 experts: tiles of triton_experts.py. vLLM's kernels round in more
+places, and are not among them.
 
 Both products are tried with the same tiles first; the best choices are then tried with other tiles for `down`.
 """
@@ -14,19 +14,19 @@ from ascend_quant.kernels.cuda.tune.search import least_seconds, shared_bytes
 from ascend_quant.kernels.tuned import Choice, GroupedTiles
 
 NAME = "experts"
-SHAPES = [(128, 768, 2048, 8)]  # experts, width, hidden, top of a single GPU: Qwen3-30B-A3B
+SHAPES = [(128, 768, 2048, 8)]  # experts, width, hidden size and top_k on a single GPU: Qwen3-30B-A3B
 HOPPER = (9, 0)
-FEW = {  # pairs of a block: the weights' bytes count; (n, k, warps, stages)
+FEW = {  # by pairs per block, if memory-bound; (n, k, warps, stages)
     16: [(64, 256, 4, 3), (128, 256, 4, 3), (64, 128, 4, 4), (128, 128, 4, 3)],
     32: [(64, 256, 4, 3), (64, 128, 4, 3), (64, 128, 4, 4), (128, 128, 4, 3)],
 }
-MANY = {  # the products count
+MANY = {  # if compute-bound
     64: [(128, 128, 4, 3), (128, 128, 4, 4), (128, 128, 8, 4), (256, 64, 4, 4)],
     128: [(128, 128, 4, 3), (128, 64, 4, 4), (128, 128, 8, 3), (256, 128, 8, 4)],
 }
-GROUPED = 8  # blocks of many pairs that share weights in the cache
-ERROR = 0.006  # of the norm: each expert's output and their sum are rounded to BF16
-FEW_ENOUGH = 512  # tokens that the oracle computes fast
+GROUPED = 8  # blocks of pairs that share weights in the cache
+ERROR = 0.006  # relative to the norm: each expert's output and their sum are rounded to BF16
+FEW_ENOUGH = 512  # tokens for which the oracle is fast enough
 Shape = tuple[int, int, int, int]
 
 

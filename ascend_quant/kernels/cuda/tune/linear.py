@@ -1,4 +1,4 @@
-"""Candidates of the autotuner (`tune`) for the int8 GEMM: vLLM's cutlass against the tiles of triton_linear.py."""
+"""Candidates of the autotuner (`tune`) for the int8 GEMM: vLLM's cutlass and the tiles of triton_linear.py."""
 
 from collections.abc import Callable, Iterator
 
@@ -12,15 +12,15 @@ from ascend_quant.kernels.tuned import Choice, HopperTiles, Tiles
 from ascend_quant.schemes.arithmetic import dequantized_sums
 
 NAME = "linear"
-SHAPES = [  # (N, K) of a single GPU's layers: qkv, o, gate_up, down
+SHAPES = [  # (N, K) of the layers on a single GPU: qkv, o, gate_up, down
     *[(4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944)],  # Qwen2.5-7B
     *[(7168, 5120), (5120, 5120), (55296, 5120), (5120, 27648)],  # Qwen2.5-32B
     *[(5120, 2048), (2048, 4096)],  # Qwen3-30B-A3B
 ]
 CUTLASS = {"by": "cutlass"}
 HOPPER = (9, 0)
-FEWEST_ROWS = 32  # that torch._int_mm takes
-BLOCKS = {  # by the tokens of a tile: (block_n, block_k, warps, stages)
+FEWEST_ROWS = 32  # minimum rows of torch._int_mm
+BLOCKS = {  # by tokens per tile: (block_n, block_k, warps, stages)
     16: [(32, 256, 4, 6), (64, 256, 4, 4), (128, 128, 4, 4)],
     32: [(32, 256, 4, 6), (64, 256, 4, 4), (128, 128, 4, 4)],
     64: [
@@ -36,22 +36,22 @@ BLOCKS = {  # by the tokens of a tile: (block_n, block_k, warps, stages)
     128: [(64, 256, 8, 4), (128, 128, 8, 3), (128, 128, 8, 5), (128, 256, 8, 3), (256, 128, 8, 4)],
     256: [(64, 128, 8, 4), (128, 128, 8, 4)],
 }
-HOPPER_BLOCKS = {  # the same for gluon_linear, which pays for more than 64 tokens: (block_n, block_k, warps, stages)
+HOPPER_BLOCKS = {  # the same for gluon_linear, used for more than 64 tokens: (block_n, block_k, warps, stages)
     64: [(64, 128, 4, 12), (128, 128, 4, 8), (256, 128, 4, 5)],
     128: [(64, 128, 8, 8), (128, 128, 8, 6)],
     256: [(64, 128, 8, 5), (128, 128, 8, 4)],
 }
-HOPPER_BLOCKS_OF_192 = [(64, 128, 8, 7), (128, 128, 8, 5)]  # of tiles of 128 and 64 tokens
+HOPPER_BLOCKS_OF_192 = [(64, 128, 8, 7), (128, 128, 8, 5)]  # for tiles of 128 + 64 tokens
 MANY_TOKENS = 64
-FEW_TILES = 3  # for each processor: where whole tiles leave many of them idle in the end
-AHEAD = (0, 4, 16)  # steps whose weights are asked for early
+FEW_TILES = 3  # per processor: with fewer whole tiles, many processors are idle at the end
+AHEAD = (0, 4, 16)  # steps whose weights are prefetched
 
 
 def candidates(shape: tuple[int, int], rows: int, capability: tuple[int, int], processors: int) -> list[Choice]:
-    """Return the candidate choices for (rows, N, K); vLLM's kernel is first, if it has one.
+    """Return the candidate choices for (rows, N, K); vLLM's kernel comes first, if it supports the shape.
 
     Args:
-        processors: the GPU's multiprocessors, which the programs should fill.
+        processors: number of multiprocessors, which the programs should fill.
     """
     found = [CUTLASS] if takes_cutlass(shape, capability) else []
     for tiles in _tiles(shape, rows, capability, processors):
@@ -69,13 +69,13 @@ def refined(choice: Choice, capability: tuple[int, int]) -> list[Choice]:
 
 
 def compiled(choice: Choice) -> str:
-    """Return the key that distinguishes compiled kernels: of `split_k` and `ahead`, only whether there is one."""
+    """Return the key that distinguishes compiled kernels; `split_k` and `ahead` count only as zero or nonzero."""
     some = {"split_k": choice.get("split_k", 1) > 1, "ahead": choice.get("ahead", 0) > 0}
     return repr(sorted({**choice, **some}.items()))
 
 
 def wrong(call: Callable, choice: Choice) -> str | None:
-    """Return what is wrong with a result that is not, bit for bit, the definition's dequantization of int32 sums."""
+    """Return how a result differs from the exact dequantization of int32 sums; None if it is bit-identical."""
     x, codes, x_scale, scale = call.inputs
     few = max(0, FEWEST_ROWS - x.shape[0])
     sums = torch._int_mm(torch.nn.functional.pad(x, (0, 0, 0, few)), codes[0].t())[: x.shape[0]]
@@ -84,7 +84,7 @@ def wrong(call: Callable, choice: Choice) -> str | None:
 
 
 def warm(choice: Choice, shape: tuple[int, int], rows: int) -> None:
-    """Compile the kernels of a choice, on the smallest sufficient tensors."""
+    """Compile the kernels of a choice, with the smallest tensors that do."""
     tiles = tiles_of(choice)
     if tiles is None:
         return
@@ -101,16 +101,16 @@ def copy_bytes(shape: tuple[int, int]) -> int:
 
 
 def floor(shape: tuple[int, int], rows: int, gpu: str) -> float | None:
-    """Return a lower bound in seconds: reading all bytes once, or all multiplications; None for unknown GPUs."""
+    """Return a lower bound in seconds: each byte read once, or all multiplications; None for unknown GPUs."""
     columns, length = shape
     moved = columns * length + rows * length + 2 * rows * columns
     return least_seconds(gpu, moved, 2 * rows * columns * length)
 
 
 def prepare(shape: tuple[int, int], rows: int, copies: int) -> Callable[[Choice | None, int], torch.Tensor]:
-    """Return a function that quantizes activations and computes the GEMM by a choice, with one copy of the weights.
+    """Return a function that quantizes activations and runs the GEMM with a choice and one copy of the weights.
 
-    As in an engine, the product's kernel may start while the other one runs; without a choice that one runs alone.
+    As in an engine, the GEMM may start while the quantization still runs. Without a choice only the quantization runs.
     """
     columns, length = shape
     draw = {"device": "cuda", "generator": torch.Generator(device="cuda").manual_seed(columns + length + rows)}
@@ -128,7 +128,7 @@ def prepare(shape: tuple[int, int], rows: int, copies: int) -> Callable[[Choice 
 
 
 def product(choice: Choice, x_codes_MK, codes_NK, x_scale_M1, scale_N1) -> torch.Tensor:
-    """Compute the GEMM in BF16 with a choice."""
+    """Compute the GEMM in BF16, with a choice."""
     tiles = tiles_of(choice)
     if tiles is None:
         return engine_product("int8_linear")(x_codes_MK, codes_NK, x_scale_M1, scale_N1, None, torch.bfloat16)
@@ -150,7 +150,7 @@ def _tiles(shape, rows, capability, processors) -> Iterator[Tiles]:
 
 def _hopper_tiles(shape: tuple[int, int], rows: int, processors: int) -> Iterator[HopperTiles]:
     found = [HopperTiles(block_m, *rest) for block_m in _rows_of_tiles(rows) for rest in HOPPER_BLOCKS[block_m]]
-    if rows > 128 and -(-rows // 192) * 192 == -(-rows // 64) * 64:  # no warp group has nothing to do
+    if rows > 128 and -(-rows // 192) * 192 == -(-rows // 64) * 64:  # every warp group has rows
         found += [HopperTiles(128, *rest, more=64) for rest in HOPPER_BLOCKS_OF_192]
     for tiles in found:
         yield tiles
@@ -159,12 +159,12 @@ def _hopper_tiles(shape: tuple[int, int], rows: int, processors: int) -> Iterato
 
 
 def _rows_of_tiles(rows: int) -> list[int]:
-    """Return the possible numbers of tokens per tile; up to 64, limited by the number of tokens (in powers of two)."""
+    """Return the candidate tokens per tile; up to 64, limited by the number of tokens (in powers of two)."""
     if rows <= 64:
         return [next(size for size in (16, 32, 64) if size >= rows)]
     return [64, 128] if rows <= 128 else [64, 128, 256] if rows <= 512 else [128, 256]
 
 
 def _splits(programs: int, steps: int, processors: int) -> list[int]:
-    """Return into how many parts K may be cut: whole, or so many that programs are about as many as processors."""
+    """Return candidate splits of K: none, or as many as make the programs about as many as the processors."""
     return sorted({1, *(split for split in (2, 3, 4) if steps >= 4 * split and split * programs <= 1.2 * processors)})

@@ -1,15 +1,12 @@
-"""How commands/tune.py measures: what is compiled first, by many processes; then one choice after the other.
+"""The measurement loop of commands/tune.py: parallel compilation, then timing one choice after the other.
 
-A kind of product is a module, such as linear.py, with
-    NAME, MODELS {model: shapes}
-    candidates(shape, rows, capability, processors) -> choices, vLLM's own way first where it works
-    refined(choice, capability) -> variants of a good choice
-    compiled(choice) -> what tells kernels apart that are compiled one by one
-    warm(choice, shape, rows): compile it, on tensors just large enough
-    prepare(shape, rows, copies) -> call(choice, copy), which computes once; without a choice, all but the product
-    wrong(call, choice) -> what is wrong with the result, or None
-    copy_bytes(shape): weights that a call reads; floor(shape, rows, gpu): seconds that no kernel goes below, or None
-Times are those inside a CUDA graph, with weights that are not in the L2 cache.
+A kind of product is a module, such as linear.py, with NAME, MODELS {model: shapes} candidates(shape, rows, capability,
+    processors) -> choices, vLLM's own way first where it works refined(choice, capability) -> variants of a good choice
+    compiled(choice) -> what tells kernels apart that are compiled one by one warm(choice, shape, rows): compile it, on
+    tensors just large enough prepare(shape, rows, copies) -> call(choice, copy), which computes once; without a choice,
+    all but the product wrong(call, choice) -> what is wrong with the result, or None copy_bytes(shape): weights that a
+    call reads; floor(shape, rows, gpu): seconds that no kernel goes below, or None Times are measured inside a CUDA
+    graph, with weights that are not in the L2 cache.
 """
 
 import multiprocessing
@@ -29,13 +26,13 @@ from ascend_quant.kernels import tuned
 from ascend_quant.kernels.tuned import Choice
 
 MODULES = {"linear": "ascend_quant.kernels.cuda.tune.linear", "experts": "ascend_quant.kernels.cuda.tune.experts"}
-COLD = 160e6  # bytes of weights between two uses of the same: three times the largest L2 cache
-CALLS, MANY_ROWS = 16, 1024  # in a graph, at least; a fourth of them for products of more rows
-ROUGH, FINE = 3, 9  # replays of a graph: for every choice, for the best ones
-BEST = 4  # that are timed again, with their variants
-MARGIN = 0.02  # that another kernel must be faster than vLLM's, to take its place
-SHARED = {(8, 0): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10}  # by compute capability
-LESS_SHARED = 99 << 10  # of the rest (sm86, sm89, sm120)
+COLD = 160e6  # bytes of weights between two uses of the same weight: three times the largest L2 cache
+CALLS, MANY_ROWS = 16, 1024  # minimum calls per graph; a quarter of them for products of more rows
+ROUGH, FINE = 3, 9  # replays of a graph: for all choices, for the best ones
+BEST = 4  # number of choices that are timed again, with their variants
+MARGIN = 0.02  # by which another kernel must be faster than vLLM's to replace it
+SHARED = {(8, 0): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10}  # bytes of shared memory by compute capability
+LESS_SHARED = 99 << 10  # for all others (sm86, sm89, sm120)
 PEAK = {"NVIDIA_H200": (4.3e12, 1.28e15), "NVIDIA_H100": (2.9e12, 1.28e15), "NVIDIA_A100": (1.7e12, 0.5e15)}
 
 
@@ -51,10 +48,11 @@ class Measured(NamedTuple):
     """The result of tuning a job.
 
     Attributes:
-        choice: the fastest one whose result is right; None where there is none.
-        seconds: of that choice; `before`, of vLLM's own way, where it works; `floor`, of an ideal kernel, where known.
-        tried: how many choices were timed.
-        problems: choices that failed or computed something else.
+        choice: the fastest choice with a correct result; None without one.
+        seconds: time of that choice; `before`: time of vLLM's own kernel, if it supports the shape; `floor`: lower
+            bound, if known.
+        tried: number of timed choices.
+        problems: choices that failed or gave a wrong result.
     """
 
     job: Job
@@ -72,7 +70,7 @@ def known_shapes() -> list[tuple[str, tuple[int, ...]]]:
 
 
 def to_compile(jobs: Iterable[Job]) -> list[tuple[Job, Choice]]:
-    """Return one choice of each kernel that any job may need."""
+    """Return one choice for each kernel that any job may need."""
     found: dict[object, tuple[Job, Choice]] = {}
     capability = torch.cuda.get_device_capability()
     for job in jobs:
@@ -84,10 +82,10 @@ def to_compile(jobs: Iterable[Job]) -> list[tuple[Job, Choice]]:
 
 
 def warm(wanted: Iterable[tuple[Job, Choice]], limit: float, workers: int | None = None) -> Iterator[str | None]:
-    """Compile in parallel into the shared on-disk cache; yields an error or None for each choice.
+    """Compile in parallel into the shared on-disk cache; yield an error or None for each choice.
 
     Raises:
-        TimeoutError: after `limit` seconds; what is not compiled by then will be when it is timed.
+        TimeoutError: after `limit` seconds; kernels that are not compiled by then are compiled when they are timed.
     """
     workers = workers or min(16, len(os.sched_getaffinity(0)))
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
@@ -103,7 +101,7 @@ def measure(job: Job, deadline: float) -> Measured:
     """Time a job's choices: all of them roughly, then the best ones precisely.
 
     Args:
-        deadline: by `time.monotonic`; no more choices are tried after it.
+        deadline: time of `time.monotonic` after which no more choices are tried.
     """
     kind, capability = import_module(MODULES[job.kind]), torch.cuda.get_device_capability()
     copies = 1 + int(COLD // kind.copy_bytes(job.shape))
@@ -118,7 +116,7 @@ def measure(job: Job, deadline: float) -> Measured:
                 break
             try:
                 times.append((seconds(call, choice, copies, replays, calls), choice))
-            except Exception as error:  # a choice that this GPU or this vLLM does not take
+            except Exception as error:  # a choice that this GPU or this vLLM does not support
                 problems.append(f"{choice}: {type(error).__name__}: {error}"[:300])
         return sorted(times, key=lambda one: one[0])
 
@@ -142,14 +140,14 @@ def seconds(
     replays: int,
     at_least: int = CALLS,
 ) -> float:
-    """Return the median time of a call in a CUDA graph of many calls, each with another copy of the weights."""
+    """Return the median time of a call, in a CUDA graph of many calls with different copies of the weights."""
     calls = -(-at_least // copies) * copies
     graph, stream = torch.cuda.CUDAGraph(), _side_stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         call(choice, 0)
         torch.cuda.synchronize()
-        graph.capture_begin()  # torch.cuda.graph() collects garbage first, which takes longer than the timing
+        graph.capture_begin()  # torch.cuda.graph() would run the garbage collector first, which takes long
         try:
             for i in range(calls):
                 call(choice, i % copies)
@@ -167,7 +165,7 @@ def seconds(
 
 @cache
 def _side_stream() -> torch.cuda.Stream:
-    """Return the stream on which CUDA graphs are captured: the default stream cannot be."""
+    """Return the stream on which CUDA graphs are captured, which cannot be the default stream."""
     return torch.cuda.Stream()
 
 
@@ -201,7 +199,7 @@ def _fastest(times: list[tuple[float, Choice]], before: float | None) -> tuple[f
 
 
 def shared_bytes(capability: tuple[int, int]) -> int:
-    """Bytes of shared memory that a program may have."""
+    """Return how many bytes of shared memory a program may have."""
     return SHARED.get(capability, LESS_SHARED)
 
 

@@ -1,10 +1,10 @@
 """Quantization of BF16 rows on an NPU: two fused operators if they give the oracle's bytes, else elementwise operators.
 
 torch.linalg.vector_norm computes the largest magnitudes, and npu_quantize the codes, with one factor per row (axis=-2,
-without a division): 13 bytes of traffic per element, compared with 49 for the chain of elementwise operators. No
-document says reliably how an operator treats NaN, ties or an argument that this CANN does not know: axis=-2 is silently
-ignored if aclnnAscendQuantV3 is missing. So each operator is tested on a few hundred rows when a device is first used;
-one that differs from the oracle in any byte is not used, which is logged once.
+without a division): 13 bytes of traffic per element, compared with 49 for the chain of elementwise operators. The
+documentation does not specify how an operator treats NaN, ties, or arguments that the installed CANN does not support:
+axis=-2 is silently ignored if aclnnAscendQuantV3 is missing. So each operator is tested on a few hundred rows when a
+device is first used. An operator that differs from the oracle in any byte is not used, which is logged once.
 """
 
 import logging
@@ -20,16 +20,16 @@ from ascend_quant.kernels.npu.ops import operator
 
 logger = logging.getLogger(__name__)
 
-CHAIN_ELEMENTS = 1 << 23  # at a time; each needs about 20 bytes of work space
-FUSED_ELEMENTS = 6 << 24  # 5 bytes of work space each, 7 where tensors are joined: 480 to 672 MiB
-SQUARE = 128  # rows and columns of a trial: a factor taken for a column's would fit as well
+CHAIN_ELEMENTS = 1 << 23  # elements at a time; each needs about 20 bytes of work space
+FUSED_ELEMENTS = 6 << 24  # 5 bytes of work space per element, 7 if tensors are joined: 480 to 672 MiB
+SQUARE = 128  # rows and columns of the test: a per-column factor would fit as well, and is detected
 
 
 class Way(NamedTuple):
-    """The operators by which a device's rows become int8 codes.
+    """The operators that quantize rows to int8 on a device.
 
     Attributes:
-        absmax: (N, K) floating -> (N): the largest magnitudes, not finite where an element is not.
+        absmax: (N, K) floating -> (N): absmax per row; not finite if an element is not.
         codes: BF16 (N, K), float32 factors (N) -> int8 (N, K).
         elements: how many elements are processed at a time.
     """
@@ -53,7 +53,7 @@ def codes_fused(x_NK: torch.Tensor, factor_N: torch.Tensor) -> torch.Tensor:
     Raises:
         MissingOperator: torch_npu has no npu_quantize.
     """
-    if x_NK.device.type == "cpu":  # these kernels' arithmetic, tried without an NPU
+    if x_NK.device.type == "cpu":  # runs the same arithmetic without an NPU
         return (x_NK.float() * factor_N.unsqueeze(-1)).round_().to(torch.int8)
     quantize = operator("npu_quantize")
     return quantize(x_NK.float(), factor_N, None, torch.qint8, axis=-2, div_mode=False)
@@ -61,7 +61,7 @@ def codes_fused(x_NK: torch.Tensor, factor_N: torch.Tensor) -> torch.Tensor:
 
 @cache
 def way_of(device: torch.device) -> Way:
-    """Return the device's operators; the first call tests them, which waits for the device."""
+    """Return the device's operators; the first call tests them, which synchronizes the device."""
     absmax, codes = absmax_by_norm, codes_fused
     if why := _why_not(_try_absmax, device):
         logger.warning("refits on %s use abs and amax instead of vector_norm: %s", device, why)
@@ -75,12 +75,12 @@ def way_of(device: torch.device) -> Way:
 def _why_not(trial: Callable[[torch.device], str], device: torch.device) -> str:
     try:
         return trial(device)
-    except RuntimeError as error:  # torch's and CANN's, and a missing operator
+    except RuntimeError as error:  # from torch or CANN, or for a missing operator
         return f"it failed: {error}"
 
 
 def _try_absmax(device: torch.device) -> str:
-    """Return what is wrong with vector_norm as absmax ("" if nothing): it must be exact, not finite with NaN or Inf."""
+    """Return how vector_norm fails as absmax ("" if it does not): it must be exact, and not finite with NaN or Inf."""
     x_NK = _rows()
     found = absmax_by_norm(x_NK.to(device)).cpu()
     if found.dtype != x_NK.dtype or not torch.equal(found, x_NK.abs().amax(1)):
@@ -103,7 +103,7 @@ def _try_absmax(device: torch.device) -> str:
 
 
 def _try_codes(device: torch.device) -> str:
-    """Return what is wrong with the codes of npu_quantize ("" if nothing)."""
+    """Return how the codes of npu_quantize are wrong ("" if they are not)."""
     for x_NK in (_rows(), _rows()[:, :48].contiguous(), _rows()[:40]):
         wanted_NK, _ = oracle.quantize_weight(x_NK)
         _, factor_N = reciprocals.scale_and_factor(x_NK.abs().amax(1))
@@ -119,13 +119,13 @@ def _try_codes(device: torch.device) -> str:
 
 
 def _rows() -> torch.Tensor:
-    """Return BF16 (SQUARE, SQUARE) on the CPU: the largest magnitudes of its rows have all mantissas.
+    """Return BF16 (SQUARE, SQUARE) on the CPU, whose rows' absmax cover all mantissas.
 
-    Besides its largest magnitude a row contains half of it, whose quotient is 63.5 up to the rounding of the scale;
-    halves of whole codes, which are ties if the scale is a power of two; and others. Two rows are zeros, and two are
-    small enough to count as zeros.
+    Besides its absmax, a row contains half of it, whose quotient is 63.5 up to the rounding of the scale; halves of odd
+    codes, which are ties if the scale is a power of two; and other values. Two rows are zero, and two are so small that
+    they are treated as zero.
     """
-    on_host = {"dtype": torch.float32, "device": "cpu"}  # whatever an engine that loads has for defaults
+    on_host = {"dtype": torch.float32, "device": "cpu"}  # independent of the defaults of an engine that is loading
     numbers = torch.arange(SQUARE, **on_host)
     absmax_N1 = ((1 + numbers / 128) * 2.0 ** (numbers * 5 % 60 - 30)).unsqueeze(1)
     absmax_N1[:6, 0] = torch.tensor([0.0, 0.0, 2.0**-101, 2.0**-120, 127.0, 254.0 * 2.0**20], **on_host)

@@ -11,8 +11,8 @@ from ascend_quant.kernels import byte_digest
 from ascend_quant.kernels.npu.ops import operator
 from ascend_quant.kernels.storage import WeightLayout
 
-ELEMENTS = 6 << 24  # that are read at a time; of small tensors a copy is made, side by side
-LEAST_ROWS, MOST_ROWS = 1 << 16, 1 << 20  # of a table of row digits, 16 bytes each
+ELEMENTS = 6 << 24  # elements that are read at a time; small tensors are concatenated in a copy
+LEAST_ROWS, MOST_ROWS = 1 << 16, 1 << 20  # size of the table of row digits, 16 bytes per row
 
 
 class Sums(NamedTuple):
@@ -20,8 +20,8 @@ class Sums(NamedTuple):
 
     Attributes:
         parts: int32 (T, BYTES, WIDTH) each, on the device.
-        owners: for each T of each part, which digest it belongs to.
-        count: how many digests there are.
+        owners: for each entry of each part, the index of its digest.
+        count: number of digests.
     """
 
     parts: list[torch.Tensor]
@@ -29,7 +29,7 @@ class Sums(NamedTuple):
     count: int
 
     def tolist(self) -> list[int]:
-        """The digests below the prime; waits for the device."""
+        """Return the digests, below the prime; waits for the device."""
         return read_digests([self])
 
 
@@ -37,9 +37,9 @@ class Part(NamedTuple):
     """A range of rows of a tensor to digest.
 
     Attributes:
-        rows_NK: a matrix.
-        first_row, first_column: of the matrix in the whole.
-        owner: which digest it belongs to.
+        rows_NK: the part, as a matrix.
+        first_row, first_column: position of the matrix in the whole tensor.
+        owner: index of its digest.
     """
 
     rows_NK: torch.Tensor
@@ -51,7 +51,7 @@ class Part(NamedTuple):
 def digests(
     tensors: Sequence[torch.Tensor | WeightLayout], first_rows: Sequence[int] = (), first_columns: Sequence[int] = ()
 ) -> Sums:
-    """`oracle.digest` of each tensor, which `read_digests` reads; asynchronous."""
+    """Compute `oracle.digest` of each tensor asynchronously; `read_digests` reads the results."""
     sums, owners = [], []
     for parts in _alike(_parts(tensors, first_rows, first_columns)):
         for found in _sums(parts):
@@ -61,7 +61,7 @@ def digests(
 
 
 def read_digests(found: Iterable[Sums]) -> list[int]:
-    """The digests below the prime, one after the other, in one copy to the host, which waits for the device."""
+    """Return the digests of several calls as one list, in one copy to the host, which waits for the device."""
     found = list(found)
     parts = [part for one in found for part in one.parts]
     numbers = iter(byte_digest.put_together(torch.cat(parts).cpu()) if parts else [])
@@ -86,12 +86,12 @@ def _parts(tensors: Sequence, first_rows: Sequence[int], first_columns: Sequence
 
 
 def _is_matrix(tensor: torch.Tensor | WeightLayout) -> bool:
-    """Return whether the tensor can be read as it is: a view costs as much as a small launch."""
+    """Return whether the tensor can be used without a view, which costs as much as a small launch."""
     return not isinstance(tensor, torch.Tensor) or (tensor.dim() == 2 and not tensor.requires_grad)
 
 
 def _alike(parts: Iterator[Part]) -> Iterator[list[Part]]:
-    """Parts of one shape and place, as many at a time as the work space allows."""
+    """Yield parts of equal shape and position, as many at a time as the work space allows."""
     waiting: dict[tuple, list[Part]] = {}
     for part in parts:
         rows = part.rows_NK
@@ -115,7 +115,7 @@ def _sums(parts: list[Part]) -> Iterator[torch.Tensor]:
 
 
 def row_digits(first: int, count: int, device: torch.device) -> torch.Tensor:
-    """See `byte_digest.row_digits`; of ordinary rows from a table on the device."""
+    """Return `byte_digest.row_digits`, from a table on the device for common row numbers."""
     end = first + count
     if end > MOST_ROWS:
         return byte_digest.row_digits(torch.arange(first, end, device="cpu")).to(device)
@@ -128,8 +128,8 @@ def _row_table(count: int, device: torch.device) -> torch.Tensor:
 
 
 def product(x_NB: torch.Tensor, w_BJ: torch.Tensor) -> torch.Tensor:
-    """The exact int32 product of int8 matrices."""
-    if x_NB.device.type == "cpu":  # these kernels' arithmetic, tried without an NPU
+    """Return the exact int32 product of int8 matrices."""
+    if x_NB.device.type == "cpu":  # runs the same arithmetic without an NPU
         return (x_NB.double() @ w_BJ.double()).to(torch.int32)
     return operator("npu_quant_matmul")(x_NB, w_BJ, _one(x_NB.device), output_dtype=torch.int32)
 

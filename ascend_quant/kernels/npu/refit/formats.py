@@ -1,12 +1,13 @@
-"""Memory layout of a weight on an NPU: transposed for its matrix unit, plain (ND) or in panels (FRACTAL_NZ).
+"""Memory layout of a weight on an NPU: transposed, in plain format (ND) or in panels (FRACTAL_NZ).
 
-A weight of N output channels and K input channels is kept as (K, N), a stack of experts as (E, K, N). In FRACTAL_NZ,
-int8 is the plain array (N / 32, K, 32), N and K rounded up to 32 and 16: one panel for each 32 channels, and a stack is
-its experts' panels one after the other (torch_npu FormatHelper.cpp, InferShapeNDToNZ; aclnnQuantMatmulWeightNz.md).
+A weight with N output channels and K input channels is stored as (K, N), a stack of experts as (E, K, N). In
+FRACTAL_NZ, int8 is stored as the array (N / 32, K, 32), with N and K rounded up to 32 and 16: one panel per 32
+channels. A stack consists of its experts' panels, one after the other (torch_npu FormatHelper.cpp, InferShapeNDToNZ;
+aclnnQuantMatmulWeightNz.md).
 
-Both kinds take and give rows of K elements by their number, e * N + n, at an address that never changes. torch_npu
-copies into a part of a FRACTAL_NZ tensor wrongly or by way of the whole tensor (CopyKernel.cpp), so panels are written
-through a plain tensor on the same memory, which is compared with torch_npu's own cast when it is made.
+Both classes read and write rows of K elements by index, e * N + n, at an address that never changes. torch_npu's copies
+into part of a FRACTAL_NZ tensor are wrong or copy the whole tensor (CopyKernel.cpp), so panels are written through a
+plain tensor on the same memory. The first such view is verified against torch_npu's own cast.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,15 +18,15 @@ import torch
 from ascend_quant.kernels.npu.ops import FRACTAL_NZ, check_cast
 
 ND = 2
-PANEL = 32  # channels, of one byte each
-DEPTH = 16  # what K is rounded up to
+PANEL = 32  # int8 channels per panel
+DEPTH = 16  # K is rounded up to a multiple of this
 
 
 class Transposed:
     """Rows of a plain (..., K, N) tensor.
 
     Args:
-        tensor: what the engine computes with; its address must stay.
+        tensor: the buffer that the engine's kernels read; its address must not change.
     """
 
     def __init__(self, tensor: torch.Tensor):
@@ -35,14 +36,14 @@ class Transposed:
         self.shape = torch.Size((experts * self._channels, length))
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
-        """Return rows (n, K), consecutive or with a step, as a copy or a view."""
+        """Return rows (n, K), contiguous or with a step, as a copy or a view."""
         return _joined([view_EKN.transpose(1, 2).flatten(0, 1) for view_EKN in self._views(rows)], self._stack_EKN)
 
     def sampled(self) -> None:
         """No view: sleep level 2, which it would be for, is refused on NPUs."""
 
     def write(self, first: int, codes_NK: torch.Tensor) -> None:
-        """Put rows from number `first` on in their places."""
+        """Write rows, starting at row `first`."""
         start = 0
         for view_EKN in self._views(slice(first, first + len(codes_NK))):
             experts, length, channels = view_EKN.shape
@@ -51,7 +52,7 @@ class Transposed:
             start += experts * channels
 
     def _views(self, rows: slice) -> Iterator[torch.Tensor]:
-        """The (E, K, n) columns of experts that some of the rows are in."""
+        """Return the (E, K, n) columns of the experts that contain some of the rows."""
         for experts, here in _by_part(rows, self.shape[0], self._channels):
             yield self._stack_EKN[experts, :, here]
 
@@ -60,7 +61,7 @@ class Panels:
     """Rows of a FRACTAL_NZ tensor (..., K, N).
 
     Args:
-        tensor: what the engine computes with; its address must stay.
+        tensor: the buffer that the engine's kernels read; its address must not change.
         memory: int8, a plain tensor on the same bytes, all of them.
     """
 
@@ -69,14 +70,14 @@ class Panels:
         experts = tensor.shape[0] if tensor.dim() == 3 else 1
         length, channels = tensor.shape[-2:]
         self.shape = torch.Size((experts * channels, length))
-        if channels % PANEL == 0:  # experts' panels follow each other as one matrix's do
+        if channels % PANEL == 0:  # the experts' panels are contiguous, as those of one matrix
             experts, channels = 1, experts * channels
         self._channels = channels
         panels, depth = -(-channels // PANEL), -(-length // DEPTH) * DEPTH
         self._panels_EPKC = memory.view(experts, panels, depth, PANEL)[:, :, :length]
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
-        """Return rows (n, K), consecutive or with a step, as a copy or a view."""
+        """Return rows (n, K), contiguous or with a step, as a copy or a view."""
         found = []
         for experts, here in _by_part(rows, self.shape[0], self._channels):
             for expert in range(experts.start, experts.stop):
@@ -84,7 +85,7 @@ class Panels:
         return _joined(found, self._panels_EPKC)
 
     def _of_expert(self, expert: int, rows: slice) -> list[torch.Tensor]:
-        if rows.step % PANEL == 0:  # a lane of some panels
+        if rows.step % PANEL == 0:  # one lane of some panels
             last = range(rows.start, rows.stop, rows.step)[-1]
             panels = slice(rows.start // PANEL, last // PANEL + 1, rows.step // PANEL)
             return [self._panels_EPKC[expert, panels, :, rows.start % PANEL]]
@@ -99,7 +100,7 @@ class Panels:
         """No view: sleep level 2, which it would be for, is refused on NPUs."""
 
     def write(self, first: int, codes_NK: torch.Tensor) -> None:
-        """Put rows from number `first` on in their places."""
+        """Write rows, starting at row `first`."""
         start = 0
         for experts, here in _by_part(slice(first, first + len(codes_NK)), self.shape[0], self._channels):
             for expert in range(experts.start, experts.stop):
@@ -113,7 +114,7 @@ class Panels:
 
 
 def new_codes(shape: Sequence[int], nz: bool) -> Transposed | Panels:
-    """Zeros (.., K, N) int8 on the current device, in FRACTAL_NZ if asked for."""
+    """Allocate zeros (.., K, N), int8, on the current device, in FRACTAL_NZ if requested."""
     codes = torch.zeros(shape, dtype=torch.int8)
     if nz:
         import torch_npu
@@ -124,10 +125,10 @@ def new_codes(shape: Sequence[int], nz: bool) -> Transposed | Panels:
 
 
 def layout_of(tensor: torch.Tensor) -> Transposed | Panels:
-    """The rows of an int8 tensor on an NPU, in the format that torch_npu says it has.
+    """Return the row layout of an int8 tensor on an NPU, by the format that torch_npu reports.
 
     Raises:
-        RuntimeError: torch_npu casts to FRACTAL_NZ otherwise than is known here.
+        RuntimeError: torch_npu's FRACTAL_NZ differs from the layout implemented here.
     """
     import torch_npu
 
@@ -138,9 +139,9 @@ def layout_of(tensor: torch.Tensor) -> Transposed | Panels:
 
 
 def _plain_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all bytes of a FRACTAL_NZ tensor as a plain one, which does not keep them alive.
+    """Return all bytes of a FRACTAL_NZ tensor as a plain tensor, which does not keep them alive.
 
-    Views of the tensor itself would share its format; a storage made anew has none.
+    Views of the tensor would share its format; a new storage has none.
     """
     import torch_npu
 
@@ -151,7 +152,7 @@ def _plain_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _check_panels(device: torch.device) -> None:
-    """Compare the layout known here with torch_npu's own cast, once a process."""
+    """Verify the layout implemented here against torch_npu's own cast, once per process."""
     import torch_npu
 
     for shape in ((40, 72), (32, 64), (2, 24, 40)):
@@ -172,7 +173,7 @@ def _check_panels(device: torch.device) -> None:
 
 
 def _joined(found: list[torch.Tensor], memory: torch.Tensor) -> torch.Tensor:
-    """Join rows (n, K) of some memory one below the other; a view if there is but one part."""
+    """Concatenate rows (n, K); a single part is returned as a view."""
     if not found:
         return memory.new_empty(0, memory.shape[-2])
     return found[0] if len(found) == 1 else torch.cat(found)
@@ -183,7 +184,7 @@ def _part(rows_NK: torch.Tensor, start: int, count: int) -> torch.Tensor:
 
 
 def _by_part(rows: slice, total: int, channels: int) -> Iterator[tuple[slice, slice]]:
-    """Yield (experts, channels) of rows that count through all experts; experts of the same channels come together."""
+    """Yield (experts, channels) for rows numbered through all experts, grouping experts with the same channels."""
     numbers = range(total)[rows]
     if not len(numbers):
         return
@@ -206,7 +207,7 @@ def _by_part(rows: slice, total: int, channels: int) -> Iterator[tuple[slice, sl
 
 
 def _by_panel(rows: slice) -> Iterator[tuple[slice, slice]]:
-    """Runs of whole panels, and at the ends parts of one: (panels, lanes)."""
+    """Yield (panels, lanes): runs of whole panels, and partial panels at the ends."""
     start = rows.start
     while start < rows.stop:
         panel, lane = divmod(start, PANEL)

@@ -1,8 +1,8 @@
 """Batching of a flush's rows into chunks for an NPU, with their sources and destinations, computed on the host.
 
-A launch costs the host more than a megabyte costs the device, and so does each view. So rows of one length are taken
-by the chunk, whole tensors side by side; what lies so in memory already is one view, what goes on in a resident tensor
-is one write.
+A launch, or a view, takes the host longer than a megabyte takes the device. So rows of equal length are processed in
+chunks of concatenated tensors. Sources that are contiguous in memory become one view, and contiguous destinations one
+write.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,11 +13,11 @@ import torch
 from ascend_quant.kernels.counters import SAMPLE, sampled
 from ascend_quant.kernels.writes import Job, RowWrite
 
-ALONE = 1 << 25  # elements of a piece that is worth launches of its own: to copy it beside others would cost more
+ALONE = 1 << 25  # elements from which a piece gets its own launches, since copying it next to others would cost more
 
 
 class Piece(NamedTuple):
-    """Rows of a write, with their source."""
+    """A range of rows of a write, with their source."""
 
     write: RowWrite
     source: torch.Tensor
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
         return scales and (mine.layout is not None or self._lies_before(other, mine.target, its.target))
 
     def _lies_before(self, other: "Piece", mine: torch.Tensor, its: torch.Tensor) -> bool:
-        """Return whether the rows of one tensor end where those of another begin, dense both."""
+        """Return whether two dense tensors are contiguous: the second begins where the first ends."""
         length = mine.shape[1] if mine.dim() > 1 else 1
         dense = all(len(rows) == 1 or rows.stride(0) == length for rows in (mine, its))
         end = mine.storage_offset() + (self.rows.stop - 1) * mine.stride(0) + length
@@ -51,11 +51,11 @@ class Piece(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Rows that are consecutive in a chunk and in one resident tensor.
+    """Rows that are contiguous in a chunk and in one resident tensor.
 
     Attributes:
-        first: the piece that they begin with.
-        start, count: which rows of the chunk they are.
+        first: the first piece.
+        start, count: their range in the chunk.
     """
 
     first: Piece
@@ -63,11 +63,11 @@ class Run(NamedTuple):
     count: int
 
     def of(self, chunk: torch.Tensor) -> torch.Tensor:
-        """These rows of what was made of the chunk's."""
+        """Return these rows of a tensor that was computed from the chunk."""
         return chunk if len(chunk) == self.count else chunk[self.start : self.start + self.count]
 
     def resident(self, tensor: torch.Tensor) -> torch.Tensor:
-        """These rows of the first write's target or scale, and of those that follow it."""
+        """Return these rows of the target, or scale, of the first write and of those that follow it."""
         rows = self.first.rows
         if rows.start == 0 and len(tensor) == self.count:
             return tensor
@@ -79,7 +79,7 @@ class Run(NamedTuple):
         return tensor.as_strided((self.count, *length), strides, offset)
 
     def sample(self, codes_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The compared rows as they are in the resident tensor, and as they are in the chunk; None without any."""
+        """Return the sampled rows of the resident tensor and of the chunk; None if no row is sampled."""
         first, write = self.first.first_row, self.first.write
         here = sampled(first, self.count)
         if here.start >= self.count:
@@ -90,7 +90,7 @@ class Run(NamedTuple):
         return write.layout[first + here.start : first + self.count : SAMPLE], new
 
     def write(self, values_NK: torch.Tensor, scale_N: torch.Tensor | None) -> None:
-        """Write the chunk's values and scales to their places."""
+        """Write the chunk's values and scales to the resident tensors."""
         write = self.first.write
         if write.layout is None:
             self.resident(write.target).copy_(self.of(values_NK))
@@ -115,11 +115,11 @@ def runs_of(pieces: Sequence[Piece]) -> list[Run]:
 def chunks_of(
     jobs: Sequence[Job], key_of: Callable[[RowWrite, torch.Tensor], tuple], most: Callable[[RowWrite], int]
 ) -> Iterator[list[Piece]]:
-    """Pieces of one key, in the order of their jobs, as many elements at a time as the work space allows.
+    """Yield pieces with the same key, in the order of their jobs, up to as many elements as the work space allows.
 
     Args:
-        key_of: what is treated alike; it tells the lengths of rows.
-        most: elements at a time of a write's kind.
+        key_of: key of writes that can be batched, which includes the length of rows.
+        most: maximum elements at a time, by kind.
     """
     waiting: dict[tuple, list[Piece]] = {}
     sizes: dict[tuple, int] = {}
@@ -144,7 +144,7 @@ def _length(write: RowWrite) -> int:
 
 
 def _split(write: RowWrite, source: torch.Tensor, slot: int, most: int) -> Iterator[Piece]:
-    """A write in pieces of about the same size, at most so many rows each, which do not cut panels."""
+    """Split a write into pieces of about equal size with a maximum number of rows, at panel boundaries."""
     parts = -(-write.rows // most)
     step = -(-write.rows // max(1, parts))
     if most > SAMPLE:
@@ -154,7 +154,7 @@ def _split(write: RowWrite, source: torch.Tensor, slot: int, most: int) -> Itera
 
 
 class Span(NamedTuple):
-    """Rows that lie at one distance from each other in memory: in elements, from the storage's first."""
+    """Rows at a constant distance in memory; units are elements, offsets are from the start of the storage."""
 
     source: torch.Tensor
     offset: int
@@ -166,7 +166,7 @@ class Span(NamedTuple):
         return (end, self.strides) == (other.offset, other.strides) and _same_storage(self.source, other.source)
 
     def view(self, length: int) -> torch.Tensor:
-        """Return a view (count, length) of the rows; the source itself if it is that."""
+        """Return a view (count, length) of the rows; the source itself if it is the same."""
         source, shape = self.source, (self.count, length)
         here = self.offset, self.strides
         if source.shape == shape and here == (source.storage_offset(), source.stride()):
@@ -179,10 +179,10 @@ def _own(write: RowWrite) -> tuple[int, int]:
 
 
 def rows_of(pieces: Sequence[Piece], part: Callable[[RowWrite], tuple[int, int]] = _own) -> torch.Tensor:
-    """Return the rows (N, K) of the sources, one below the other; a view where they lie so, else a copy.
+    """Return the rows (N, K) of all sources, as a view if they are evenly spaced in memory, otherwise as a copy.
 
     Args:
-        part: (offset, length) of a write's first row in its source. [default: of what is written]
+        part: (offset, length) of a write's first row in its source. [default: the rows that are written]
     """
     spans: list[Span] = []
     for write, source, _, rows in pieces:

@@ -1,11 +1,11 @@
-"""A refit on NPUs: torch_npu's own operations on many tensors at a time, with no host synchronisation.
+"""A refit on NPUs: torch_npu's operators on many tensors at a time, without synchronization.
 
-A chunk of rows of equal length (pieces.py) is quantized without a division (codes.py, reciprocals.py), digested
-on the matrix unit (byte_digest.py, digests.py), and copied to its places. What is counted stays on the device until
-the refit closes.
+A chunk of rows of equal length (pieces.py) is quantized without a division (codes.py, reciprocals.py), digested on the
+matrix unit (byte_digest.py, digests.py), and copied to its destinations. Counters stay on the device until the refit
+closes.
 
-What a profile has multiplied is no BF16 number any more and is divided, in float32: those codes and scales equal the
-CPU's bytes only where the device's Div is IEEE's, which `smoke` counts (operators.rounding).
+Weights that a profile has smoothed are no longer BF16 numbers, and are divided in float32. Their codes and scales equal
+the CPU's only if the device's Div conforms to IEEE 754, which `smoke` measures (operators.rounding).
 """
 
 from collections import Counter
@@ -22,26 +22,26 @@ from ascend_quant.kernels.registry import check_kind
 from ascend_quant.kernels.writes import CopyWrite, Job, PrequantizedWrite, RowWrite, SchemeWrite, scales_in
 
 READS_ARE_FREE = False  # reading a counter waits for the device
-KINDS = ("copy", "int8", "int8_float32", "int8_static", "int8_prequantized")  # of writes
+KINDS = ("copy", "int8", "int8_float32", "int8_static", "int8_prequantized")  # kinds of writes that are supported
 
-ELEMENTS = 1 << 23  # taken at a time where each needs much work space, and in a first load
+ELEMENTS = 1 << 23  # elements at a time, for kinds that need much work space and in a first load
 
 
 class Counters:
-    """The counts taken during one refit, kept on the device and read once.
+    """Counters that are updated during one refit; they stay on the device and are read once.
 
     Args:
-        sparing: whether little work space is taken: in a first load, which an engine may keep for good.
+        sparing: whether to use little work space, as in a first load, whose peak memory an engine may reserve for good.
 
     Attributes:
-        slots: how many source tensors there are.
-        clamped: codes lost to clamping; what `read` found last.
-        sums: the digest's, (weight of the resident tensor, int32 (BYTES, WIDTH)).
+        slots: number of source tensors.
+        clamped: number of clamped codes at the last `read`.
+        sums: digest sums: (weight of the resident tensor, int32 (BYTES, WIDTH)).
         changed, lost: counts, int64 ().
-        absmax: (largest magnitudes of rows (N), and in their order (slot, rows) of the sources).
+        absmax: (absmax of rows (N), and the (slot, rows) of the sources in the same order).
     """
 
-    NONFINITE = "rows"  # what `read` counts of a tensor
+    NONFINITE = "rows"  # the unit of `read`'s non-finite counts
 
     def __init__(self, device: torch.device, sparing: bool = False):
         self.sparing = sparing
@@ -51,12 +51,12 @@ class Counters:
         self.absmax: list[tuple[torch.Tensor, list[tuple[int, int]]]] = []
 
     def new_slots(self, count: int = 1) -> int:
-        """The number of the next source tensor, the first of `count` in a row."""
+        """Reserve `count` consecutive slots for source tensors; return the first."""
         self.slots += count
         return self.slots - count
 
     def read(self) -> tuple[int, int, dict[int, int]]:
-        """Changed codes, the digest, and the rows with NaN or Inf by slot; waits for the device once if all is well."""
+        """Return changed codes, the digest, and rows with NaN or Inf by slot; synchronizes once if all are finite."""
         spoilt = self._spoilt()
         counts = [torch.stack(counted).sum() for counted in (self.changed, self.lost, [one.sum() for one in spoilt])]
         sums = [found for _, found in self.sums]
@@ -68,7 +68,7 @@ class Counters:
         return changed, digest, self._spoilt_rows(spoilt) if bad else {}
 
     def _spoilt(self) -> list[torch.Tensor]:
-        """bool: of the rows in `absmax`, those of one dtype together, whether something in them is not finite."""
+        """Return bool, for the rows in `absmax` grouped by dtype: whether the row has a non-finite element."""
         return [~torch.isfinite(torch.cat(found)) for found in self._by_dtype().values()] or [
             torch.zeros(1, dtype=torch.bool, device=self.lost[0].device)
         ]
@@ -93,12 +93,12 @@ def write(jobs: Sequence[Job], counters: Counters, receipt: bool = True) -> None
     """Carry out writes; asynchronous.
 
     Args:
-        jobs: the sources must stay as they are until the current stream has passed this point.
+        jobs: writes and their sources, which must not change until the current stream has passed this point.
         receipt: whether changed codes and the digest are counted; rows that are not finite always are.
 
     Raises:
-        ValueError: fp8 codes, which Atlas A2 and A3 do not have.
-        NoKernels: another kind of rows than `KINDS`.
+        ValueError: fp8 codes, which Atlas A2 and A3 do not support.
+        NoKernels: the kind of a write is not in `KINDS`.
     """
 
     def most(write: RowWrite) -> int:
@@ -110,7 +110,7 @@ def write(jobs: Sequence[Job], counters: Counters, receipt: bool = True) -> None
 
 
 def prepare(device: torch.device, writes: Iterable = ()) -> None:
-    """Try the fused operators on the device; nothing is compiled, since the operations are torch_npu's own."""
+    """Test the fused operators on the device; nothing is compiled."""
     npu_codes.way_of(device)
 
 
@@ -163,12 +163,12 @@ def _write(pieces: list[Piece], counters: Counters, receipt: bool) -> None:
 
 
 def _absmax(x_NK: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude of each row, not finite if an element is not."""
+    """Return the absmax of each row, which is not finite if an element is not."""
     return npu_codes.way_of(x_NK.device).absmax(x_NK)
 
 
 def _quantized(x_NK: torch.Tensor, absmax_N: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes, scales, and the largest magnitudes, of the rows themselves where none are given."""
+    """Return codes, scales and absmax; the absmax is that of the rows themselves if none is given."""
     if absmax_N is None:
         absmax_N = _absmax(x_NK)
     if x_NK.dtype == torch.float32:

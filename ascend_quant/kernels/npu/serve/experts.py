@@ -1,10 +1,10 @@
 """The W8A8 mixture of experts on an NPU, with torch_npu's grouped int8 operators.
 
-Weights are multiplied as (E, K, N), which is how residents lie (refit/formats.py), in ND or in FRACTAL_NZ. The
-interface has (E, N, K): hand over `resident.transpose(1, 2)`, a view that is turned back here.
+Weights are multiplied as (E, K, N), the layout in which they are stored (refit/formats.py), in ND or FRACTAL_NZ. The
+interface takes (E, N, K): pass `resident.transpose(1, 2)`, a view that is transposed back here.
 
-How it differs from the oracle: activations as in linear.py; the down projection's scale and output and the routing
-weights are rounded to x's dtype. Traced graphs hold no branch on the number of tokens and no wait for the device.
+Differences from the oracle: activations are quantized as in linear.py; the down projection's scale and output and the
+routing weights are rounded to x's dtype. Traced code neither branches on the number of tokens nor synchronizes.
 
 Shape suffixes: M tokens, K input channels, N output channels, E experts of this rank, G experts of the model,
 T experts a token, R = M * T rows in the order of their experts, H intermediate size.
@@ -19,19 +19,19 @@ from torch._subclasses.fake_tensor import FakeTensor
 from ascend_quant.kernels.npu.ops import FRACTAL_NZ, check_dtype, grouped_matmul_swiglu_quant, operator
 from ascend_quant.kernels.npu.serve.linear import LONGEST, quantize_rows
 
-MOST_EXPERTS = 1024  # groups of a grouped product
-WIDEST_DEQUANT, DEQUANT_STEP = 10496, 64  # H of npu_dequant_swiglu_quant with groups
-WIDEST_FUSED = 10240  # N = 2 * H of npu_grouped_matmul_swiglu_quant
+MOST_EXPERTS = 1024  # maximum groups of a grouped product
+WIDEST_DEQUANT, DEQUANT_STEP = 10496, 64  # H of npu_dequant_swiglu_quant with groups: maximum, and required multiple
+WIDEST_FUSED = 10240  # maximum N = 2 * H of npu_grouped_matmul_swiglu_quant
 
 
 class Routed(NamedTuple):
-    """Tokens, once for each of their experts, in the order of the experts.
+    """Tokens repeated for each of their experts, in the order of the experts.
 
     Attributes:
-        x_RK: codes or values; rows past the last expert's are undefined.
-        scale_R: float32, of codes.
-        place_R: int32, for each slot of expert_MT, flat, the row of x_RK; -1 for experts of other ranks.
-        count_E, end_E: int64, the rows of each expert, and the row after its last.
+        x_RK: codes or values; rows beyond the last expert's are undefined.
+        scale_R: float32, scales of the codes.
+        place_R: int32, the row of x_RK for each entry of the flattened expert_MT; -1 for experts of other ranks.
+        count_E, end_E: int64, number of rows of each expert, and the end of its rows.
     """
 
     x_RK: torch.Tensor
@@ -51,20 +51,20 @@ def experts(
     w2_scale_EK: torch.Tensor,
     local_G: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The mixture of `oracle.experts`, in x's dtype; each token is quantized once for all its experts.
+    """Compute the mixture of `oracle.experts`, in x's dtype; each token is quantized once for all its experts.
 
-    The first product ends in int32, dequantized and activated by an operator of its own: any format of weights.
+    The first product has int32 outputs, which a second operator dequantizes and activates; weights may have any format.
 
     Args:
         x_MK: bfloat16 or float16.
-        expert_MT: experts that the router chose, below E, or below G where `local_G` is given.
-        w13_codes_ENK, w2_codes_EKN: int8; see this module for how they lie.
+        expert_MT: the routed experts, below E, or below G with `local_G`.
+        w13_codes_ENK, w2_codes_EKN: int8; the module's docstring describes the layout.
         w13_scale_EN: float32.
-        w2_scale_EK: float32; for bfloat16 x it is rounded to that, and one that is kept so saves the cast.
-        local_G: the index into E of each of the model's G experts, -1 for those of other ranks.
+        w2_scale_EK: float32; rounded to bfloat16 for bfloat16 x, so passing bfloat16 saves the cast.
+        local_G: maps each of the model's G experts to its index in E, or to -1 on other ranks.
 
     Raises:
-        ValueError: dtypes or sizes that the operators do not take.
+        ValueError: the operators do not support the dtypes or sizes.
     """
     hidden = w2_codes_EKN.shape[2]
     if hidden > WIDEST_DEQUANT or hidden % DEQUANT_STEP:
@@ -86,11 +86,12 @@ def fused_experts(
     w2_scale_EK: torch.Tensor,
     local_G: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`experts` with the first product, activation and quantization in one operator, which needs w13 in FRACTAL_NZ.
+    """Compute `experts` with the first product, activation and quantization fused in one operator; w13 must be
+    FRACTAL_NZ.
 
     Raises:
-        ValueError: as in `experts`; a w13 in another format, which the operator would take for FRACTAL_NZ (this is
-            seen of real tensors only, not while a graph is traced).
+        ValueError: as in `experts`; or w13 has another format, which the operator would misread (detected for real
+            tensors only, not while a graph is traced).
     """
     columns = w13_codes_ENK.shape[1]
     if columns > WIDEST_FUSED:
@@ -112,7 +113,7 @@ def plain_experts(
     w2_EKN: torch.Tensor,
     local_G: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The mixture of experts without quantization, in x's dtype (bfloat16, float16 or float32); see `experts`."""
+    """Compute the mixture without quantization, in x's dtype (bfloat16, float16 or float32); see `experts`."""
     rows = _routed(x_MK, None, expert_MT, local_G, w13_ENK.shape[0])
     gate_up_RN = _grouped(rows.x_RK, w13_ENK, rows.end_E, x_MK.dtype)
     hidden_RH = operator("npu_swiglu")(gate_up_RN, dim=-1)
@@ -173,14 +174,14 @@ def _routed(
 ) -> Routed:
     number = experts_here
     if local_G is not None:
-        number += 1  # the last one stands for those of other ranks
+        number += 1  # the last entry stands for experts of other ranks
         local_MT = local_G[expert_MT]
         expert_MT = torch.where(local_MT < 0, experts_here, local_MT)
     x_RK, place_R, count_E, scale_R = operator("npu_moe_init_routing_v2")(
         x_MK,
         expert_MT.to(torch.int32),
         scale=x_scale_M,
-        active_num=-1,  # all; the number of rows here would fix the number of tokens when it is traced
+        active_num=-1,  # all: a number of rows would fix the number of tokens when the code is traced
         expert_num=number,
         drop_pad_mode=0,
         expert_tokens_num_type=1,
@@ -195,7 +196,8 @@ def _routed(
 def _grouped(
     x_RK: torch.Tensor, w_ENK: torch.Tensor, end_E: torch.Tensor, dtype: torch.dtype, **scales: list[torch.Tensor]
 ) -> torch.Tensor:
-    """Grouped GEMM: each expert's rows times its matrix (R, N). Ends of groups, as counts need more than one expert."""
+    """Return (R, N): each expert's rows times its matrix. Groups are given as ends, since counts need several
+    experts."""
     [out_RN] = operator("npu_grouped_matmul")(
         [x_RK],
         [w_ENK.transpose(1, 2)],
@@ -212,7 +214,7 @@ def _grouped(
 def _swiglu_after_product(
     rows: Routed, w13_codes_ENK: torch.Tensor, w13_scale_EN: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes (R, H) and scales (R) of silu(gate) * up."""
+    """Return codes (R, H) and scales (R) of silu(gate) * up, from the product's int32 output."""
     return operator("npu_dequant_swiglu_quant")(
         _grouped(rows.x_RK, w13_codes_ENK, rows.end_E, torch.int32),
         weight_scale=w13_scale_EN,
@@ -226,21 +228,21 @@ def _swiglu_after_product(
 def _swiglu_in_product(
     rows: Routed, w13_codes_ENK: torch.Tensor, w13_scale_EN: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute codes (R, H) and scales (R) of silu(gate) * up in one operator with the product."""
+    """Return codes (R, H) and scales (R) of silu(gate) * up, with the operator that includes the product."""
     codes_EKN = w13_codes_ENK.transpose(1, 2)
     return grouped_matmul_swiglu_quant(rows.x_RK, codes_EKN, w13_scale_EN, rows.scale_R, rows.end_E)
 
 
 def _combined(out_RK: torch.Tensor, rows: Routed, weight_MT: torch.Tensor) -> torch.Tensor:
-    """Sum each token's weighted rows to (M, K).
+    """Return (M, K): the sum of each token's weighted rows.
 
-    What other ranks compute is taken as row 0 times 0. Where this rank has no rows at all, row 0 is undefined, maybe
-    NaN, which 0 would not undo.
+    Experts of other ranks are replaced by row 0 with weight 0. If this rank has no rows, row 0 is undefined and may be
+    NaN, so it is zeroed first.
     """
     out_RK[:1].masked_fill_(rows.end_E[-1:] == 0, 0)
     weight_MT = weight_MT.masked_fill(rows.place_R.view(weight_MT.shape) < 0, 0).to(out_RK.dtype)
     place_R = rows.place_R.clamp(min=0)
-    if out_RK.dtype == torch.bfloat16:  # the only one that its documentation names
+    if out_RK.dtype == torch.bfloat16:  # the only dtype that the operator's documentation lists
         return operator("npu_moe_token_unpermute")(out_RK, place_R, probs=weight_MT)
     out_MTK = out_RK.index_select(0, place_R).view(*weight_MT.shape, -1)
     return torch.bmm(weight_MT.unsqueeze(1), out_MTK).squeeze(1)

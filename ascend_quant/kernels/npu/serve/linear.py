@@ -3,7 +3,7 @@
 Weights are multiplied as (K, N), the layout in which they are stored (refit/formats.py), in ND or FRACTAL_NZ. The
 interface takes (N, K): pass `resident.t()`, a view that is transposed back here.
 
-How it differs from the oracle: an activation's code is round_half_even(x * (127 / absmax)), while the oracle divides; a
+Differences from the oracle: an activation's code is round_half_even(x * (127 / absmax)), while the oracle divides; a
 bias is added to the rounded product, while the oracle uses a fused multiply-add.
 
 The code that torch.compile and torch.export trace neither branches on the number of tokens nor waits for the device.
@@ -15,7 +15,7 @@ import torch
 from ascend_quant.kernels.npu.ops import check_dtype, operator
 
 PRODUCT = "npu_quant_matmul"
-LONGEST = 65535  # last dimension of a product's operands
+LONGEST = 65535  # maximum last dimension of an operand
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,19 +32,19 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def matmul(
     x: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, bias_N: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The W8A8 product of `oracle.matmul` for x (.., K), in x's dtype: see `linear`."""
+    """Compute the W8A8 product of `oracle.matmul` for x (.., K), in x's dtype: see `linear`."""
     return linear(x, codes_NK.t(), scale_N, bias_N)
 
 
 def linear(
     x: torch.Tensor, codes_KN: torch.Tensor, scale_N: torch.Tensor, bias_N: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x (.., K) quantized per token, times codes (K, N), plus bias; rounded once, to x's dtype.
+    """Multiply x (.., K), quantized per token, by codes (K, N) and add the bias; rounded once, to x's dtype.
 
     Args:
         codes_KN: int8, in ND or FRACTAL_NZ.
-        scale_N: float32, for bfloat16 x also bfloat16.
-        bias_N: float32 or of x's dtype.
+        scale_N: float32; bfloat16 is also allowed for bfloat16 x.
+        bias_N: float32 or x's dtype.
 
     Raises:
         ValueError: the operators do not support the dtypes or sizes.
