@@ -15,10 +15,10 @@ plugin.py       loaded by every `import verl`: the cpu platform (platform.py, cp
                 put in place then
 agent_loops.py  agent loops that know a chat's tokens
 
-Importing this package imports no torch: the launcher reads these names.
+Importing this package does not import torch, since the launcher reads these names.
 """
 
-# Ours of `actor_rollout_ref.rollout.engine_kwargs.ascend_quant`, by name; their values and meanings are in settings.py.
+# Our options in `actor_rollout_ref.rollout.engine_kwargs.ascend_quant`; settings.py describes their values.
 OPTIONS = ("proof", "qat", "send", "base_on", "memory", "strict")
-EXACT = "int8_exact"  # of `qat`, see training/exact/settings.py
-EXACT_RANKS = (1, 2)  # of such a run's engines
+EXACT = "int8_exact"  # value of `qat`, see training/exact/settings.py
+EXACT_RANKS = (1, 2)  # engine ranks that such a run supports

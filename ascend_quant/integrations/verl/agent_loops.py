@@ -1,4 +1,4 @@
-"""verl's agent loops, with a way to join the turns of a chat for which the tokenizer has the tokens."""
+"""verl's agent loops, which join the turns of a chat only by tokens that the tokenizer has."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ class ChatWorker(plain_class(AgentLoopWorkerTQ)):
 
 
 class ChatManager(AgentLoopManagerTQ):
-    """verl's agent loop manager, with our workers; verl finds it by its name in the settings."""
+    """verl's agent loop manager with our workers; verl finds it by the name in its configuration."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -24,7 +24,7 @@ class ChatManager(AgentLoopManagerTQ):
 
 
 def use_chats(config: Any) -> None:
-    """Name our manager in verl's configuration, which is changed in place; a user's own is left as it is."""
+    """Set our manager in verl's configuration, in place; one that the user has set is kept."""
     agent = config.actor_rollout_ref.rollout.agent
     if not agent.get("agent_loop_manager_class"):
         with open_dict(agent):

@@ -36,7 +36,7 @@ def type_for_turns(model_type: str | None, tokenizer: Any) -> str | None:
     from verl.utils.tokenizer import continuous_token_wiring as turns
 
     way = turns.get_continuous_token_builder_class(turns.infer_continuous_token_model_family(hf_model_type=model_type))
-    if way.supports_multimodal():  # it needs a processor besides
+    if way.supports_multimodal():  # it also needs a processor
         return model_type
     try:
         way(tokenizer)
@@ -59,18 +59,18 @@ def fsdp2_shards(engine: Any) -> dict[str, Any] | None:
         return None
     shards = convert_weight_keys(engine.module.state_dict(), engine.module)
     if is_tied(engine.module):
-        shards.pop("lm_head.weight", None)  # of no use to the engine, whose head is the embedding too
+        shards.pop("lm_head.weight", None)  # not used by the engine, whose head is tied to the embedding
     return shards
 
 
 def is_tied(module: Any) -> bool:
-    """Return whether a model's head is its embedding, as transformers names them."""
+    """Return whether a model's head is tied to its embedding, by the names that transformers uses."""
     head = getattr(module, "get_output_embeddings", lambda: None)()
     return head is not None and head.weight is module.get_input_embeddings().weight
 
 
 def experts_apart(weights: Iterable[NamedTensor], model_type: str) -> list[NamedTensor]:
-    """Split stacked experts into single experts if this verl does, also when they are sent pre-quantized."""
+    """Split stacked experts into single experts if this verl version does; pre-quantized ones too."""
     from verl.workers.engine.fsdp.utils import unfuse_moe_params
 
     found: list[NamedTensor] = []

@@ -1,9 +1,9 @@
-"""Settings that verl needs on CPUs, checked before anything starts; verl itself would fail minutes later.
+"""Settings that verl needs on CPUs, checked before anything starts; otherwise verl would fail minutes later.
 
-FSDP1 demands a GPU (`sync_module_states`), and verl 0.9.1 reads which FSDP it is from `fsdp_config` alone. vLLM's CPU
-engine refuses sleep mode, which verl asks for unless it is told not to. Its workers take their device from
-`trainer.device`. A Ray that verl starts has as many CPUs as there are cores, of which each of its actors wants one, and
-no device: a run waits for either without an end.
+FSDP1 requires a GPU (`sync_module_states`), and verl 0.9.1 selects the FSDP version only by `fsdp_config`. vLLM's CPU
+engine does not support sleep mode, which verl enables by default. verl's workers take their device from
+`trainer.device`. A Ray cluster started by verl has one CPU per core and no accelerator; verl's actors need one CPU
+each, and an accelerator by default, so a run would wait forever.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Any
 ACTOR, REFERENCE, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout"))
 VARIABLE = "VERL_PLATFORM"
 RAY, ADDRESS, CURRENT = "ray_kwargs.ray_init", "RAY_ADDRESS", "/tmp/ray/ray_current_cluster"
-CPUS = 16  # actors mostly sleep
+CPUS = 16  # verl's actors are mostly idle
 
 
 class CpuSettingsError(ValueError):
@@ -21,12 +21,12 @@ class CpuSettingsError(ValueError):
 
 
 def check(config: Any, reference: bool, starts_ray: bool = False) -> None:
-    """Raise one error before anything starts, with all that is to be added to the command.
+    """Raise one error, before anything starts, that lists all settings to add to the command.
 
     Args:
         config: verl's whole configuration.
         reference: whether the run has a reference policy.
-        starts_ray: whether verl would start a Ray on this machine, unless there is one already.
+        starts_ray: whether verl would start Ray on this machine, if it is not running.
 
     Raises:
         CpuSettingsError: naming the settings and their values.
@@ -55,7 +55,7 @@ def _wanted(config: Any, reference: bool) -> Iterator[str]:
 
 def _wanted_of_ray(config: Any) -> Iterator[str]:
     given, apart = config.ray_kwargs.ray_init, config.get("rollout") or config.actor_rollout_ref.rollout
-    if not given.get("num_gpus"):  # a name only
+    if not given.get("num_gpus"):  # a group that has only a name
         places = [(part.get("nnodes") or 0, part.get("n_gpus_per_node") or 0) for part in (config.trainer, apart)]
         yield f"+{RAY}.num_gpus={sum(nodes * devices for nodes, devices in places)}"
     if not given.get("num_cpus") and (os.cpu_count() or 1) < CPUS:

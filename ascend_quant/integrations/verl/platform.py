@@ -1,7 +1,7 @@
 """The `cpu` platform: verl's trainer and rollout on a machine without an accelerator.
 
-Registered under the name "cpu" in verl's PlatformRegistry; active with VERL_PLATFORM=cpu and never chosen by
-verl's detection, so that a GPU node whose driver is missing still says so.
+It is registered as "cpu" in verl's PlatformRegistry, and active only with VERL_PLATFORM=cpu. verl's detection never
+chooses it, so that a GPU node without a driver still fails.
 """
 
 import random
@@ -16,7 +16,7 @@ from verl.plugin.platform.platform_manager import PlatformRegistry
 
 
 class CpuDevice(ModuleType):
-    """torch.cpu, completed by those torch.cuda calls that verl makes on every device."""
+    """torch.cpu with the torch.cuda functions that verl calls on every device."""
 
     get_rng_state = staticmethod(torch.get_rng_state)
     set_rng_state = staticmethod(torch.set_rng_state)
@@ -60,10 +60,10 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        return False  # only on request (VERL_PLATFORM=cpu)
+        return False  # only with VERL_PLATFORM=cpu
 
     def current_device(self) -> str:
-        return "cpu"  # verl says int, but hands it to torch.device(), where a number means an accelerator
+        return "cpu"  # verl annotates int, but passes it to torch.device(), where a number means an accelerator
 
     def device_count(self) -> int:
         return 1
@@ -107,13 +107,13 @@ class PlatformCPU(PlatformBase):
         pass
 
     def ray_resource_name(self) -> str:
-        return "GPU"  # a count only: Ray's accelerator ids and verl's resource check know GPU and NPU alone
+        return "GPU"  # used only to count: Ray's accelerator ids and verl's resource check support only GPU and NPU
 
     def ray_noset_envvars(self) -> list[str]:
         return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
 
     def is_ipc_supported(self) -> bool:
-        return False  # weights then travel through shared memory
+        return False  # weights are then sent through shared memory
 
     def cudart(self) -> None:
         return None

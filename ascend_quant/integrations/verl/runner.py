@@ -1,4 +1,4 @@
-"""verl's task runner, which first registers our replica, trainer and actor where verl looks them up."""
+"""verl's task runner, which first registers our replica, trainer and actor with verl."""
 
 import logging
 from typing import Any

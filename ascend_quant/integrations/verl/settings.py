@@ -1,4 +1,4 @@
-"""Our settings in a run's configuration (`rollout.engine_kwargs.ascend_quant`), read and checked."""
+"""Our settings in a run's configuration (`rollout.engine_kwargs.ascend_quant`): reading and validation."""
 
 import os
 from collections.abc import Mapping
@@ -19,32 +19,32 @@ from ascend_quant.transfer.prequantized import SCHEMES_SENT
 
 BF16, DELTA = "bf16", "delta"
 PLUGIN_GROUP = "vllm.general_plugins"
-NAIVE = "naive"  # verl's checkpoint engine for engines on the trainer's devices
+NAIVE = "naive"  # verl's checkpoint engine for colocated engines
 HOST, DEVICE = "host", "device"
 AUTO, RELEASE = "auto", "release"
-CASTING = ("kimi_ckpt_engine", "mooncake")  # verl's checkpoint engines that turn all they carry into BF16
+CASTING = ("kimi_ckpt_engine", "mooncake")  # verl's checkpoint engines that convert everything to BF16
 
 
 def wants_refits(config: Any) -> bool:
-    """Return whether the run's rollout engine is to be built by our vLLM plugin, by its settings or by FLASHRL_CONFIG.
+    """Return whether our vLLM plugin is to build the run's rollout engine, by its settings or by FLASHRL_CONFIG.
 
     Raises:
-        VariableError, ConfigError: a FLASHRL_* variable that does not exist, or holds what it may not.
+        VariableError, ConfigError: a FLASHRL_* variable is unknown, or has an invalid value.
     """
     return QUANTIZATION in _quantizations(config.actor_rollout_ref.rollout).values() or _flashrl_wants_refits()
 
 
 def _flashrl_wants_refits() -> bool:
-    """Return whether FLASHRL_CONFIG is set: our plugin serves every function that it may name."""
+    """Return whether FLASHRL_CONFIG is set; our plugin supports every function that it may name."""
     asked = from_environment(os.environ).config
     if asked is None:
         return False
-    resolve(asked)  # what is not valid is told here, not by an engine later
+    resolve(asked)  # reports an invalid value here, not later in an engine
     return True
 
 
 def _quantizations(rollout: Any) -> dict[str, str]:
-    """Return the quantizations that the settings name, by the setting that names each."""
+    """Return the quantizations named by the settings, by setting."""
     engine, overrides = _of_vllm(rollout), engine_options(rollout)
     named = {
         "rollout.quantization": rollout.get("quantization"),
@@ -63,20 +63,21 @@ def wants_proof(rollout: Any) -> bool:
         rollout: verl's rollout settings, as the trainer and the engine's server have them.
 
     Raises:
-        RefitError: an option that does not exist, or a value that must be True or False.
+        RefitError: an option is unknown, or a value is not True or False.
     """
     return flag(rollout, "proof", default=True)
 
 
 def sent_as(rollout: Any) -> Scheme | None:
-    """Return the scheme of the pre-quantized weights (codes) that the trainer sends; None where all leaves in BF16.
+    """Return the scheme of the pre-quantized weights (codes) that the trainer sends; None if all weights are sent in
+    BF16.
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.send=int8
 
-    With `delta` it is the rollout's own scheme, where rows of it have scales of their own.
+    With `delta` it is the rollout's own scheme, if that has a scale per row.
 
     Raises:
-        RefitError: another value than bf16, delta and the schemes whose rows have scales of their own.
+        RefitError: the value is not bf16, delta or a scheme with a scale per row.
     """
     asked = _asked_to_send(rollout)
     if asked == DELTA:
@@ -86,11 +87,11 @@ def sent_as(rollout: Any) -> Scheme | None:
 
 
 class Patches(NamedTuple):
-    """Settings of a delta weight sync: how changed weights are sent to engines on devices elsewhere.
+    """Settings of a delta weight sync, which sends changed weights to disaggregated engines.
 
     Attributes:
-        base_on: where both ends keep the bytes of the last sync; None for the weights' own device.
-        beside_engines: whether the engines' end keeps them on its device where there is room.
+        base_on: device on which both ends keep the bytes of the last sync; None for the weights' own device.
+        beside_engines: whether the engines keep them on their device if they fit.
     """
 
     base_on: torch.device | None
@@ -102,11 +103,11 @@ def patches_of(rollout: Any) -> Patches | None:
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.base_on=device
 
-    A trainer's memory is its own: it keeps its base in host memory unless `base_on` is device. What an engine leaves of
-    its device is known once it has started: there the base is kept on the device as far as it fits, unless it is host.
+    The trainer keeps its base in host memory unless `base_on` is device. An engine keeps its base on the device as far
+    as that fits beside the engine, unless `base_on` is host.
 
     Raises:
-        RefitError: a value that is none.
+        RefitError: the value is invalid.
     """
     where = options_of(rollout).get("base_on", AUTO)
     if where not in (AUTO, HOST, DEVICE):
@@ -117,17 +118,18 @@ def patches_of(rollout: Any) -> Patches | None:
 
 
 def bucket_bytes(rollout: Any) -> int:
-    """Return the size in bytes of verl's buckets, in which weights travel."""
+    """Return the size in bytes of verl's buckets."""
     return rollout.checkpoint_engine.update_weights_bucket_megabytes << 20
 
 
 def keeps_memory(rollout: Any) -> bool:
-    """Return whether memory that a sync has room beside is kept, where verl gives it back and takes it again.
+    """Return whether the trainer keeps its cached memory during a sync if it fits beside the engine, instead of freeing
+    it.
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.memory=release
 
     Raises:
-        RefitError: a value that is none.
+        RefitError: the value is invalid.
     """
     asked = options_of(rollout).get("memory", AUTO)
     if asked not in (AUTO, RELEASE):
@@ -142,8 +144,8 @@ def share_of_engine(rollout: Any, device: str) -> float | None:
         device: verl's `trainer.device`.
 
     Returns:
-        None where the trainer is to give all back, as verl does, or where it is not known: vLLM does not heed
-        `gpu_memory_utilization` where the bytes of the KV cache are named.
+        None if the trainer has to free all cached memory, as in verl, or if the share is unknown: vLLM ignores
+        `gpu_memory_utilization` if the KV cache's size in bytes is set.
 
     Raises:
         RefitError: see `keeps_memory`.
@@ -164,20 +166,21 @@ def _asked_to_send(rollout: Any) -> str:
 
 
 def _of_vllm(rollout: Any) -> Mapping[str, Any]:
-    """Return `rollout.engine_kwargs.vllm`: vLLM's own arguments."""
+    """Return vLLM's own arguments, `rollout.engine_kwargs.vllm`."""
     return (rollout.get("engine_kwargs") or {}).get("vllm") or {}
 
 
 def engine_options(rollout: Any) -> Mapping[str, Any]:
-    """Return the options of our quantization that the rollout's engines get (`hf_overrides.quantization_config`)."""
+    """Return the rollout engines' quantization options (`hf_overrides.quantization_config`)."""
     return (_of_vllm(rollout).get("hf_overrides") or {}).get("quantization_config") or {}
 
 
 def scales_of_cache(rollout: Any, device: str) -> Form | None:
-    """Return the form of the KV cache scales that the trainer sends behind the weights; None of a cache that has none.
+    """Return the form of the KV cache scales that the trainer sends after the weights; None if the cache has no such
+    scales.
 
     Args:
-        device: verl's `trainer.device`: on NPUs int8 has some, elsewhere they lie in the cache.
+        device: verl's `trainer.device`: int8 caches have such scales on NPUs; elsewhere their scales are in the cache.
     """
     asked = engine_options(rollout).get("kv_cache")
     if _of_vllm(rollout).get("kv_cache_dtype") in ("fp8", "fp8_e4m3") or asked == "fp8":
@@ -186,7 +189,7 @@ def scales_of_cache(rollout: Any, device: str) -> Form | None:
 
 
 def flag(rollout: Any, name: str, default: bool) -> bool:
-    """Return one of our options that is True or False; raise RefitError on another value, or an unknown option."""
+    """Return one of our options that is True or False; raise RefitError for another value or an unknown option."""
     value = options_of(rollout).get(name, default)
     if not isinstance(value, bool):
         raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.{name}={value!r} must be True or False")
@@ -194,7 +197,7 @@ def flag(rollout: Any, name: str, default: bool) -> bool:
 
 
 def options_of(rollout: Any) -> Mapping[str, Any]:
-    """Return `rollout.engine_kwargs.ascend_quant`; raises RefitError on an option that does not exist."""
+    """Return `rollout.engine_kwargs.ascend_quant`; raise RefitError for an unknown option."""
     options = (rollout.get("engine_kwargs") or {}).get(QUANTIZATION) or {}
     if unknown := [name for name in options if name not in OPTIONS]:
         raise RefitError(
@@ -204,20 +207,20 @@ def options_of(rollout: Any) -> Mapping[str, Any]:
 
 
 def check(config: Any) -> None:
-    """Raise one clear error before anything starts, when a run that wants refits cannot have them.
+    """Raise one error, before anything starts, if a run that wants refits cannot have them.
 
     Raises:
-        RefitError: a setting that cannot be, or what is missing on this host.
+        RefitError: a setting is invalid, or something is missing on this host.
     """
     check_values(config)
     _check_host(config.actor_rollout_ref.model.path)
 
 
 def check_values(config: Any) -> None:
-    """Check of a configuration what can be told on any host, where the run is only planned too.
+    """Check the parts of a configuration that can be checked on any host, also if the run is only planned.
 
     Raises:
-        RefitError: the setting, and what to set in its place.
+        RefitError: a setting is invalid; the message says what to set instead.
     """
     rollout = config.actor_rollout_ref.rollout
     if rollout.name != "vllm":
@@ -235,7 +238,7 @@ def check_values(config: Any) -> None:
             "rollout.checkpoint_engine.backend=delta_sharded patches BF16 weights in place, which do not "
             f"exist with quantization {QUANTIZATION}: choose another backend (naive, nccl, ...)"
         )
-    proves = wants_proof(rollout)  # raises if it cannot be told
+    proves = wants_proof(rollout)  # raises an error for an invalid value
     if (sent := sent_as(rollout)) is not None:
         _check_sent(rollout, sent)
     share_of_engine(rollout, config.trainer.device)
@@ -256,7 +259,8 @@ def check_values(config: Any) -> None:
 
 
 def _check_host(model: str) -> None:
-    """Raise RefitError unless this host has the plugin, lets it be loaded, and has the model where it is a path."""
+    """Raise RefitError unless this host has the plugin, allows it to be loaded, and has the model (if given as a
+    path)."""
     if not any(point.name == QUANTIZATION for point in entry_points(group=PLUGIN_GROUP)):
         raise RefitError(
             f"vLLM cannot find the plugin {QUANTIZATION}: install this project with pip in the engine's environment"
@@ -270,7 +274,7 @@ def _check_host(model: str) -> None:
 
 
 def _check_sent(rollout: Any, sent: Scheme) -> None:
-    """Raise RefitError where engines cannot take a scheme's codes."""
+    """Raise RefitError if engines cannot accept a scheme's pre-quantized weights."""
     option = f"rollout.engine_kwargs.{QUANTIZATION}.send={sent.name}"
     given = engine_options(rollout)
     served = given.get("scheme", Options.scheme)
@@ -284,7 +288,7 @@ def _check_sent(rollout: Any, sent: Scheme) -> None:
 
 
 def _check_looked_at(strategy: str, form: Form) -> None:
-    """Raise RefitError unless this trainer's attention can be looked at for the scales of a KV cache."""
+    """Raise RefitError unless this trainer's attention can be observed for KV cache scales."""
     if strategy not in ("fsdp", "fsdp2"):
         raise RefitError(
             f"actor.strategy={strategy} with an {form.cache} KV cache: its scales can be measured only in "

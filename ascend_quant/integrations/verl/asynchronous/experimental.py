@@ -1,8 +1,8 @@
-"""Refits in verl's experimental trainers, `one_step_off_policy` and `fully_async_policy`: the parts that they share.
+"""Refits in verl's experimental trainers, `one_step_off_policy` and `fully_async_policy`: the shared parts.
 
-Each has its own main, task runner and trainer, which look each other up by name in the main's module. So our classes
-replace these names: the task runner's in the driver process, the others in the task runner's process. Their engines
-are always disaggregated.
+Each has its own main, task runner and trainer, which look each other up by name in the main's module. Our classes
+replace these names: the task runner in the driver process, the others in the task runner's process. Their engines are
+always disaggregated.
 """
 
 import logging
@@ -31,11 +31,11 @@ def run(config: Any, main: ModuleType, task_runner: str, extended: type) -> None
     Args:
         config: verl's whole configuration.
         main: verl's module.
-        task_runner: its name there.
-        extended: what stands there instead, a plain class.
+        task_runner: name of the task runner in that module.
+        extended: the plain class that replaces it.
 
     Raises:
-        RefitError, AttentionError, CpuSettingsError: before anything starts, when the run cannot have what it asks for.
+        RefitError, AttentionError, CpuSettingsError: the run's settings cannot work; raised before anything starts.
     """
     auto_set_device(config)
     cpu_settings.check(config, need_reference_policy(config), starts_ray=True)
@@ -53,18 +53,18 @@ def run(config: Any, main: ModuleType, task_runner: str, extended: type) -> None
         logger.warning(
             "rollout quantization is not %s: this is verl's own run, without refit metrics", settings.QUANTIZATION
         )
-    main.main.__wrapped__(config)  # what hydra would call
+    main.main.__wrapped__(config)  # the function that hydra would call
 
 
 def put(main: ModuleType, name: str, extended: type) -> None:
-    """Put an extended class under its name in the module of one of verl's mains, as an actor where it was one."""
+    """Replace a class in the module of one of verl's mains by an extended class, as a Ray actor if it was one."""
     original = getattr(main, name)
     options = compat.actor_options(original)
     hooks.replace_class(main, name, extended if options is None else ray.remote(**options)(extended))
 
 
 class RefitExperimentalTrainer:
-    """Mixin before verl's trainer class: actors send digests, each sync reports its metrics."""
+    """Mixin before verl's trainer class: actors send digests, and each sync reports its metrics."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -75,7 +75,7 @@ class RefitExperimentalTrainer:
         self.effective_sample = EffectiveSample(self.config.algorithm.get("rollout_correction"))
 
     def report_of(self, replicas: Sequence[Any]) -> dict[str, float]:
-        """Return the last sync's metrics of these replicas; after the first, settle which weights leave as codes."""
+        """Return the metrics of these replicas' last sync; after the first one, agree on the pre-quantized weights."""
         report = self.sync_reports.of_last(replicas, self.actor_rollout_wg)
         if not self.has_agreed:
             agree_on_codes(self.config, replicas, self.actor_rollout_wg)

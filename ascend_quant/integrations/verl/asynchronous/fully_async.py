@@ -1,6 +1,6 @@
-"""verl's `fully_async_policy` with refits: its task runner, its trainer and its rollouter, extended.
+"""verl's `fully_async_policy` with refits: subclasses of its task runner, trainer and rollouter.
 
-The rollouter is a process of its own, which creates the engines.
+The rollouter is a separate process, which creates the engines.
 """
 
 from typing import Any
@@ -17,9 +17,9 @@ RUNNER, TRAINER, ROLLOUTER = "FullyAsyncTaskRunner", "FullyAsyncTrainer", "Fully
 
 class RefitFullyAsyncTrainer(RefitExperimentalTrainer, plain_class(getattr(main, TRAINER))):
     async def _fit_update_weights(self) -> dict[str, Any] | None:
-        """Log each sync by itself, under the version that it has brought.
+        """Log each sync separately, under the version of the weights that it sent.
 
-        verl means a step's metrics over those between two syncs, which digests and counts are not made for.
+        verl averages a step's metrics over those between two syncs, which is wrong for digests and counts.
         """
         synced = await super()._fit_update_weights()
         if synced is not None and not self.only_hybrid:
@@ -37,8 +37,8 @@ class RefitRollouter(plain_class(getattr(main, ROLLOUTER))):
 class RefitFullyAsyncTaskRunner(plain_class(getattr(main, RUNNER))):
     """verl's task runner, which creates our trainer and rollouter.
 
-    Ray gives an actor copies of inherited methods, with the names of their module as they were in the driver. So each
-    that creates something is called from here, where it is the module's own.
+    Ray copies inherited methods into an actor, with the globals of their module as they were in the driver. So each
+    method that creates a class is called from here, with the globals of the actor's own module.
     """
 
     def _create_trainer(self, config: Any) -> None:

@@ -1,4 +1,4 @@
-"""verl's `one_step_off_policy` with refits: its task runner and its trainer, extended."""
+"""verl's `one_step_off_policy` with refits: subclasses of its task runner and trainer."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ RUNNER = "OneStepTaskRunner"
 
 class RefitOneStepTrainer(RefitExperimentalTrainer, OneStepOffRayTrainer):
     def _fit_update_weights(self) -> None:
-        """Add the metrics of this step's sync, which sends the weights that the step before has trained."""
+        """Add the metrics of this step's sync, which sends the weights that the previous step trained."""
         super()._fit_update_weights()
-        if "update_weights" in self.timing_raw:  # not while only the critic warms up
+        if "update_weights" in self.timing_raw:  # false while only the critic warms up
             self.metrics.update(self.report_of(self.llm_server_manager.get_replicas()))
 
 

@@ -1,10 +1,10 @@
-"""A rollout's log-probabilities and their mismatch with the trainer's: KL (k1, k3) and effective sample size.
+"""Mismatch of the rollout's log-probabilities with the trainer's: KL estimates (k1, k3) and effective sample size.
 
 With d = logp_rollout - logp_train and the importance weight w = exp(-d), clipped at a threshold (truncated
 importance sampling, as verl's `rollout_correction` does):
 
     k1_kl = mean(d)                        an unbiased estimate of KL(rollout || train)
-    k3_kl = mean(exp(-d) - 1 + d)          another one, of less variance, never negative
+    k3_kl = mean(exp(-d) - 1 + d)          a nonnegative estimate with less variance
     ess   = mean(w)**2 / mean(w**2)        effective sample size, as a fraction of the samples
 
 k1, k3: Schulman, "Approximating KL Divergence", 2020.
@@ -24,10 +24,10 @@ class Weights:
     """Importance weights of tokens or of sequences.
 
     Attributes:
-        mean: after clipping.
-        largest: before clipping.
+        mean: mean of the clipped weights.
+        largest: maximum before clipping.
         ess: effective sample size of the clipped weights, in (0, 1].
-        clipped: which fraction of them lay above the threshold.
+        clipped: fraction of weights above the threshold.
     """
 
     mean: float
@@ -38,7 +38,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Over tokens; `mean_abs`, the quantiles and `max_abs` are of |d|, in nats. See `Weights` for the last four."""
+    """Mismatch statistics over tokens; `mean_abs`, the quantiles and `max_abs` refer to |d|, in nats."""
 
     mean_abs: float
     p50_abs: float
@@ -54,19 +54,19 @@ class Mismatch:
 
 
 def mismatch(rollout: torch.Tensor, train: torch.Tensor, threshold: float = THRESHOLD) -> Mismatch:
-    """Compare log-probabilities (tokens,) of tokens that the rollout policy sampled.
+    """Compare log-probabilities (tokens,) of tokens sampled by the rollout policy.
 
     Args:
-        rollout: from the engine.
-        train: from the trainer.
-        threshold: where importance weights are clipped.
+        rollout: log-probabilities from the engine.
+        train: log-probabilities from the trainer.
+        threshold: threshold at which importance weights are clipped.
 
     Raises:
         ValueError: there are no tokens, the shapes differ, or a value is not finite.
     """
     difference = _difference(rollout, train)
     absolute = difference.abs()
-    p50, p90, p99 = np.quantile(absolute.cpu().numpy(), [0.5, 0.9, 0.99]).tolist()  # torch's ends at 2**24 elements
+    p50, p90, p99 = np.quantile(absolute.cpu().numpy(), [0.5, 0.9, 0.99]).tolist()  # torch's takes at most 2**24
     weights = _weights(-difference, threshold)
     return Mismatch(
         mean_abs=absolute.mean().item(),
@@ -86,7 +86,7 @@ def mismatch(rollout: torch.Tensor, train: torch.Tensor, threshold: float = THRE
 def sequence_weights(
     rollout: Sequence[torch.Tensor], train: Sequence[torch.Tensor], threshold: float = THRESHOLD
 ) -> Weights:
-    """Compute a weight a sequence, the product of its tokens' (clipped afterwards); long and short ones count alike.
+    """Compute one weight per sequence, the product of its tokens' weights, then clipped; all sequences count equally.
 
     Args:
         rollout, train: log-probabilities (tokens,) of each sequence.

@@ -1,4 +1,4 @@
-"""Metrics of one step from the reports of every engine worker, and the check that all replicas agree.
+"""Metrics of one step from the reports of all engine workers, with a check that all replicas agree.
 
 With several replicas, times are also logged per replica: refit/replica0/milliseconds in addition to refit/milliseconds.
 """
@@ -8,9 +8,9 @@ from statistics import fmean
 from ascend_quant.refit import RefitError
 
 Metrics = dict[str, float]
-WorkerReport = tuple[Metrics, dict[str, str]]  # of a worker: its metrics, and `Receipt.digests`
+WorkerReport = tuple[Metrics, dict[str, str]]  # a worker's metrics, and `Receipt.digests`
 PREFIX = "refit/"
-COMBINED = {  # what is not here is alike everywhere: the first one's
+COMBINED = {  # metrics that are not listed are equal on all workers, so the first value is used
     "refit/milliseconds": max,
     "refit/kernel_ms": max,
     "refit/wait_ms": max,
@@ -27,17 +27,17 @@ def merge(replicas: dict[int, list[WorkerReport | None]], quantizations: dict[in
     """Merge all workers' reports into one step's metrics, after checking that replicas with the same options agree.
 
     Args:
-        replicas: reports by the replica's rank, those of a replica in the order of its workers.
-        quantizations: by the same ranks, how a replica serves; those that serve alike have the same bytes.
+        replicas: reports by replica rank, in the order of the replica's workers.
+        quantizations: quantization options by replica rank; replicas with equal options must have equal bytes.
 
     Raises:
-        RefitError: a worker has no report, or replicas that serve alike have different bytes.
+        RefitError: a worker has no report, or replicas with equal options have different bytes.
     """
     _check_all_there(replicas)
     _check_digests(replicas, quantizations)
     each = {rank: _combine([metrics for metrics, _ in reports]) for rank, reports in replicas.items()}
     merged = _combine([*each.values()])
-    merged["refit/clamped"] = max(metrics["refit/clamped"] for metrics in each.values())  # of one model, not of all
+    merged["refit/clamped"] = max(metrics["refit/clamped"] for metrics in each.values())  # per model
     if len(each) > 1:
         for rank, metrics in each.items():
             merged |= {name.replace(PREFIX, f"{PREFIX}replica{rank}/"): metrics[name] for name in OF_A_REPLICA}
@@ -45,7 +45,7 @@ def merge(replicas: dict[int, list[WorkerReport | None]], quantizations: dict[in
 
 
 def _combine(several: list[Metrics]) -> Metrics:
-    """Combine the metrics of several workers or replicas; a metric that some of them lack is omitted."""
+    """Combine the metrics of several workers or replicas; metrics that are not reported by all are omitted."""
     known = set.intersection(*(set(metrics) for metrics in several))
     return {
         name: COMBINED.get(name, _first)([metrics[name] for metrics in several]) for name in several[0] if name in known

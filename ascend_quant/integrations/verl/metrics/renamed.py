@@ -1,22 +1,22 @@
-"""Renamed metrics, logged under both names for a while, since dashboards may use the old ones."""
+"""Renamed metrics, which are logged under both names for a while, since dashboards may use the old ones."""
 
 import functools
 import logging
 
 logger = logging.getLogger(__name__)
 
-RENAMED = {  # old name -> new name, behind refit/ and refit/replicaR/
+RENAMED = {  # old name -> new name, after refit/ and refit/replicaR/
     "proved": "verified",
     "left_out": "skipped",
     "left_alone": "unquantized",
     "memory_ms": "wake_ms",
     "sent_as_codes": "prequantized",
 }
-GONE_IN = "0.3"  # the release that logs the new names alone
+GONE_IN = "0.3"  # the first release that logs only the new names
 
 
 def with_old_names(metrics: dict[str, float]) -> dict[str, float]:
-    """Return a weight sync's metrics, renamed ones also under their old names, with a warning the first time."""
+    """Return a weight sync's metrics with renamed ones also under their old names; warns the first time."""
     _tell()
     old = {
         name.removesuffix(now) + before: value

@@ -1,6 +1,6 @@
-"""The mismatch of each replica, if there are several: verl's own figures cover all samples together.
+"""The mismatch of each replica, if there are several; verl's own metrics cover all samples together.
 
-A sample's `extra_fields` travel with it from the engine's server to the trainer; ours puts the replica's rank there.
+Our engine server stores the replica's rank in a sample's `extra_fields`, which verl passes on to the trainer.
 """
 
 import functools
@@ -18,7 +18,7 @@ REPLICA = "ascend_quant_replica"  # the key in extra_fields
 
 
 def ranks_of(extra_fields: Sequence[Mapping[str, Any]]) -> list[int] | None:
-    """Return the rank of the replica that generated each sample; None (logged once) if some samples do not have it."""
+    """Return the rank of the replica that generated each sample; None (logged once) if some samples lack it."""
     ranks = [extra.get(REPLICA) for extra in extra_fields]
     if None in ranks:
         _log_unattributed()
@@ -41,12 +41,12 @@ def replica_mismatch(
     train: Sequence[torch.Tensor],
     masks: Sequence[torch.Tensor],
 ) -> dict[str, float]:
-    """Compute each replica's mismatch, such as rollout_corr/replica0/k3_kl; a replica that generated nothing has none.
+    """Compute each replica's mismatch, such as rollout_corr/replica0/k3_kl; replicas without samples are omitted.
 
     Args:
-        ranks: which replica generated each sample.
+        ranks: rank of the replica that generated each sample.
         rollout, train: log-probabilities (T,) of each sample's response, from its engine and from the trainer.
-        masks: (T,) of each sample, not 0 where the token is the model's own.
+        masks: (T,) of each sample, nonzero for tokens that the model generated.
 
     Raises:
         ValueError: a log-probability is not finite.

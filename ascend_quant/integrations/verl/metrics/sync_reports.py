@@ -1,4 +1,4 @@
-"""Weight syncs in verl's trainers: which actors send, and the metrics of every sync."""
+"""Weight syncs in verl's trainers: the actors that send, and the metrics of every sync."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -20,14 +20,14 @@ from ascend_quant.refit import RefitError
 from ascend_quant.schemes import Scheme
 
 logger = logging.getLogger(__name__)
-Answer = tuple[str, Sequence[str], Sequence[str]]  # a worker's scheme, the names that it takes as codes, and the others
+Answer = tuple[str, Sequence[str], Sequence[str]]  # scheme, pre-quantized parameters, other parameters
 
 
 def let_actors_send(role_worker_mapping: dict[Any, Any], config: Any) -> None:
     """Replace verl's actor worker with our subclass, for each of its roles.
 
     Args:
-        role_worker_mapping: verl's, from roles to worker classes; changed in place.
+        role_worker_mapping: verl's mapping from roles to worker classes, changed in place.
         config: verl's whole configuration.
     """
     rollout = config.actor_rollout_ref.rollout
@@ -45,8 +45,8 @@ def agree_on_codes(config: Any, replicas: Sequence[Any], workers: Any) -> None:
 
     Args:
         config: verl's whole configuration.
-        replicas: that were synced.
-        workers: the group that sends.
+        replicas: the replicas that were synced.
+        workers: the worker group that sends.
 
     Raises:
         RefitError: see `agreed`.
@@ -61,17 +61,17 @@ def agree_on_codes(config: Any, replicas: Sequence[Any], workers: Any) -> None:
 
 
 class SyncReports:
-    """Collects the metrics of one trainer's weight syncs."""
+    """Collector of the metrics of one trainer's weight syncs."""
 
     def __init__(self) -> None:
-        self._quantizations: dict[int, str | None] = {}  # by the replica's rank
+        self._quantizations: dict[int, str | None] = {}  # by replica rank
 
     def of_last(self, replicas: Sequence[Any], workers: Any) -> dict[str, float]:
-        """Return the metrics of the last weight sync: the engines' merged reports and the trainer's own figures.
+        """Return the metrics of the last weight sync: the engines' merged reports and the trainer's own metrics.
 
         Args:
-            replicas: that were synced.
-            workers: the group that sent.
+            replicas: the replicas that were synced.
+            workers: the worker group that sent.
 
         Raises:
             RefitError: see `receipts.merge`.
@@ -85,11 +85,11 @@ class SyncReports:
 
 
 def _quantizations(replicas: Sequence[Any]) -> dict[int, str | None]:
-    """Ask each replica for its quantization options, by rank, and log them; they do not change later."""
+    """Ask each replica for its quantization options and log them, by rank; they do not change later."""
     found = ray.get([replica.servers[0].refit_quantization.remote() for replica in replicas])
     quantizations = {replica.replica_rank: asked for replica, asked in zip(replicas, found, strict=True)}
     for rank, quantization in quantizations.items():
-        # no problem, but verl has vLLM show nothing below a warning
+        # a warning because verl sets vLLM's log level to WARNING
         logger.warning("rollout replica %d serves with %s", rank, quantization)
     return quantizations
 
@@ -98,7 +98,7 @@ def agreed(scheme: Scheme, workers: Iterable[Answer]) -> frozenset[str]:
     """Return the names of the parameters that all workers accept pre-quantized in a scheme.
 
     Raises:
-        RefitError: a worker quantizes to another scheme, or none takes any.
+        RefitError: a worker quantizes to another scheme, or no worker accepts any.
     """
     taken: set[str] = set()
     refused: set[str] = set()

@@ -1,8 +1,7 @@
-"""The engine's end of verl's weight transfer: a dead trainer is detected, and a live one is always answered.
+"""The engine's end of verl's weight transfer: it detects a dead trainer, and answers every message of a live one.
 
-verl's sender waits for an answer to each bucket without a deadline, and verl's receiver waits for each bucket without
-one. So whatever goes wrong here, the remaining buckets are still acknowledged; and the socket's monitor tells when
-the sender is gone.
+verl's sender waits for the answer to each bucket without a timeout, and verl's receiver for each bucket. So after an
+error here, the remaining buckets are still acknowledged; and the socket's monitor reports if the sender is gone.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 # verl's sender binds right after it has asked the engine to listen; other ranks may still be busy with their step.
 FIRST_MESSAGE_SECONDS = 600
-SENDER_REMOVES_SECONDS = 2  # its shared memory, once it has closed its socket
+SENDER_REMOVES_SECONDS = 2  # time for the sender to remove its shared memory, after it has closed its socket
 
 
 class SenderGone(RefitError):
@@ -41,7 +40,7 @@ class WatchedSocket:
         self._poller.register(self._monitor, zmq.POLLIN)
         self.received = 0
         self.waited = 0.0  # seconds
-        self.owes_reply = self.ended = False  # ended: that was the last message of this sync
+        self.owes_reply = self.ended = False  # ended: the sync's last message has been received
         self.gone = False
         socket.connect(address)
 
@@ -74,25 +73,25 @@ class WatchedSocket:
     def close(self) -> None:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
-        # an answer left for a dead sender would be delivered to the next one that binds this address
+        # a reply left for a dead sender would be delivered to the next one that binds this address
         self._socket.close(linger=0 if self.gone else None)
 
 
 class DrainingReceiver(BucketedWeightReceiver):
-    """verl's weight receiver that answers every message; the last one after its buffer is released.
+    """verl's weight receiver, which answers every message; the last one after its buffer is released.
 
-    It needs of verl's only that it takes messages from `self.socket`, so whether a version answers the last message in
-    its loop (commit bcb638649a50) or in `_cleanup` (0.9.1) does not matter.
+    It only relies on verl's class receiving from `self.socket`, so it works for versions that answer the last message
+    in the loop (commit bcb638649a50) and in `_cleanup` (0.9.1).
     """
 
-    waited = 0.0  # seconds for the sender's messages, known when all have come
-    releasing = 0.0  # seconds to let go of the sender's memory, and to give back this process's that is unused
+    waited = 0.0  # seconds spent waiting for the sender, known once all messages have arrived
+    releasing = 0.0  # seconds to release the sender's memory, and to return unused memory of this process
 
     def _init_socket(self) -> None:
         self.socket = WatchedSocket(self.zmq_context.socket(zmq.REP), self.zmq_handle)
 
     def _cleanup(self) -> None:
-        socket, self.socket = self.socket, None  # verl's would close it, or answer too
+        socket, self.socket = self.socket, None  # verl's code would close it, or also answer
         if socket is not None:
             self.waited = socket.waited
             self._acknowledge_the_rest(socket)
@@ -113,21 +112,21 @@ class DrainingReceiver(BucketedWeightReceiver):
         end, file = time.monotonic() + SENDER_REMOVES_SECONDS, Path("/dev/shm", segment.name)
         while file.exists() and time.monotonic() < end:
             time.sleep(0.05)
-        with contextlib.suppress(FileNotFoundError):  # the sender, or its resource tracker
+        with contextlib.suppress(FileNotFoundError):  # already removed by the sender or its resource tracker
             segment.unlink()
 
     def _release(self, error: BaseException | None) -> None:
         """Release the sender's memory, without a second error that would hide the first."""
         try:
             super()._cleanup()
-        except BufferError:  # the error's traceback holds tensors that lie there
+        except BufferError:  # the error's traceback holds tensors in that memory
             if error is None:
                 raise
             logger.warning("the trainer's shared memory stays mapped until the exception is released: %s", error)
 
     def _acknowledge_the_rest(self, socket: WatchedSocket) -> None:
         """Acknowledge the remaining buckets after an error, so that the sender finishes and receives the error."""
-        with contextlib.suppress(SenderGone):  # the first error is already on its way up
+        with contextlib.suppress(SenderGone):  # the first error is already being raised
             while socket.owes_reply and not socket.ended:
                 socket.send(b"")
                 socket.recv_pyobj()

@@ -1,4 +1,4 @@
-"""verl's vLLM replica with our worker extension; it collects receipts and marks each sample with its rank."""
+"""verl's vLLM replica with our worker extension; it collects receipts, and marks each sample with its rank."""
 
 import asyncio
 import functools
@@ -25,24 +25,24 @@ from ascend_quant.integrations.wrapping import install
 from ascend_quant.transfer.delta import Receiver
 
 WAKE = "refit/wake_ms"
-BUCKETS = 4  # of a sync from elsewhere, at most: two for verl's transport, one for the engine, a tensor that is larger
-BESIDE = 1 << 30  # bytes that else come and go: the transport's own, what a refit writes through
+BUCKETS = 4  # of a sync to a disaggregated engine: two in verl's transport, one in the engine, one for a large tensor
+BESIDE = 1 << 30  # bytes of temporary memory: the transport's own, and the work space of a refit
 
 
 class RefitHttpServer(vLLMHttpServer):
     """verl's vLLM server, whose KV cache wakes up asynchronously: requests wait for it, and get its error."""
 
-    waking = 0.0  # seconds of the wake-up that the last sync waited for
+    waking = 0.0  # seconds of the wake-up for which the last sync waited
     _cache_stays = False
     _cache_wakes: asyncio.Future[None] | None = None
-    _receipts: asyncio.Future[list[WorkerReport | None]] | None = None  # asked for before that
+    _receipts: asyncio.Future[list[WorkerReport | None]] | None = None  # requested before the cache wakes up
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         sockets.name_for_engine()
 
     async def refit_receipts(self) -> list[WorkerReport | None]:
-        """Return the last refit's report of each worker: engine by engine, in the order of tensor-parallel ranks."""
+        """Return the last refit's report of each worker, by engine and tensor-parallel rank."""
         asked, self._receipts = self._receipts or self._asked_for_receipts(), None
         return [report and self._with_wake_up(*report) for report in await asked]
 
@@ -53,26 +53,26 @@ class RefitHttpServer(vLLMHttpServer):
         return asyncio.ensure_future(self._ask_workers("refit_receipt"))
 
     async def _ask_workers(self, method: str) -> list[Any]:
-        """Call a method on every worker; returns their answers, engine by engine."""
+        """Call a method on every worker; return their answers, engine by engine."""
         engines = await compat.ask_every_engine(self.engine, method)
         return [found for workers in engines for found in workers]
 
     async def refit_takes_codes(self) -> list[tuple[str, list[str], list[str]]]:
-        """Ask each worker which weights it would take as codes, see `RefitWorkerExtension.refit_takes_codes`."""
+        """Ask each worker which weights it accepts pre-quantized, see `RefitWorkerExtension.refit_takes_codes`."""
         return await self._ask_workers("refit_takes_codes")
 
     async def exact_fingerprint(self) -> list[dict[str, str]]:
-        """Return every worker's fingerprint, see `ascend_quant.exact.fingerprint`."""
+        """Return the fingerprint of every worker, see `ascend_quant.exact.fingerprint`."""
         return await self._ask_workers("exact_fingerprint")
 
     async def exact_stages(self, tokens: list[int], sampling: dict[str, Any]) -> list[dict[str, Recorded]]:
-        """Return every worker's stages of a prefill of these tokens, while the engine has nothing else to do."""
+        """Return every worker's stages of a prefill of these tokens; the engine must be idle."""
         await self._ask_workers("exact_record")
         await self.generate(tokens, sampling, f"exact-{uuid4().hex}")
         return await self._ask_workers("exact_recorded")
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        if tags == [CACHE] and self.node_rank == 0:  # a sync's last step. What the engine is asked for comes in turn
+        if tags == [CACHE] and self.node_rank == 0:  # the last step of a sync; the engine handles requests in order
             self._receipts = self._asked_for_receipts()
             self._cache_wakes = asyncio.ensure_future(super().wake_up(tags))
             await asyncio.sleep(0)
@@ -87,8 +87,8 @@ class RefitHttpServer(vLLMHttpServer):
         await super().sleep()
 
     async def release_kv_cache(self) -> None:
-        """Release the KV cache for a sync from elsewhere, unless the devices have room for the sync's buffers beside
-        it: then the cache, empty by now, is not given back and taken again, nor are the weights with it."""
+        """Release the KV cache for a sync from another device, unless the sync's buffers fit beside it: then neither
+        the cache, which is empty by now, nor the weights are released and allocated again."""
         self._cache_stays = await self._has_room_beside()
         if not self._cache_stays:
             await super().release_kv_cache()
@@ -98,23 +98,23 @@ class RefitHttpServer(vLLMHttpServer):
             await super().resume_kv_cache()
 
     async def _has_room_beside(self) -> bool:
-        """Return whether all of the engine's devices have memory for a sync beside the cache."""
+        """Return whether every device of the engine has enough memory for a sync besides the cache."""
         if self.node_rank != 0 or not self.config.free_cache_engine or not keeps_memory(self.config):
             return False
         needed = BUCKETS * bucket_bytes(self.config) + BESIDE
         return min(await self._ask_workers("refit_free_bytes")) >= needed
 
     async def _awake(self) -> None:
-        """Wait for the KV cache; raises what its wake-up raised."""
+        """Wait until the KV cache is awake; raises the error of the wake-up."""
         if self._cache_wakes is not None:
-            await asyncio.shield(self._cache_wakes)  # a request that is given up does not end it
+            await asyncio.shield(self._cache_wakes)  # cancelling a request does not cancel the wake-up
 
     async def start_up_seconds(self) -> dict[str, float]:
-        """Return the seconds of each part of the start in the first worker."""
+        """Return the seconds of each part of the first worker's start."""
         return (await self.engine.collective_rpc("start_up_seconds"))[0]
 
     async def refit_quantization(self) -> str | None:
-        """Return the options of the replica's quantization, in words; None if it is not ours."""
+        """Return a description of the replica's quantization options; None if the quantization is not ours."""
         return (await self.engine.collective_rpc("refit_quantization"))[0]
 
     async def generate(self, *args: Any, **kwargs: Any) -> TokenOutput:
@@ -134,26 +134,26 @@ class RefitHttpServer(vLLMHttpServer):
 
 
 class RelayWorker(CheckpointEngineWorker):
-    """Worker next to a disaggregated engine: receives the weights and forwards them like a colocated trainer.
+    """A worker next to a disaggregated engine: it receives the weights and forwards them like a colocated trainer.
 
     Attributes:
-        receiver: of patches; None where none are sent.
+        receiver: decodes delta syncs; None if all weights are sent.
     """
 
     receiver: Receiver | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        install(hooks.WHEN_WEIGHTS_ARRIVE)  # before a module of the user's takes the function by its name
+        install(hooks.WHEN_WEIGHTS_ARRIVE)  # before a user's module imports the function by name
         super().__init__(*args, **kwargs)
         if (patches := patches_of(self.rollout_config)) is not None:
             reserve = bucket_bytes(self.rollout_config) + BESIDE if patches.beside_engines else None
             self.receiver = Receiver(patches.base_on, reserve)
             receiving(self.checkpoint_engine, self.receiver)
-        install((*hooks.WHEN_WEIGHTS_LEAVE, *hooks.WHEN_PASSED_ON))  # the rollout's module is there by now
+        install((*hooks.WHEN_WEIGHTS_LEAVE, *hooks.WHEN_PASSED_ON))  # the rollout's module has been imported by now
 
     @functools.wraps(CheckpointEngineWorker.update_weights)
     async def update_weights(self, *args: Any, **kwargs: Any) -> None:
-        await super().update_weights(*args, **kwargs)  # raises where the engine has not proved what it took
+        await super().update_weights(*args, **kwargs)  # raises if the engine has not verified the transfer
         if self.receiver is not None:
             self.receiver.settle()
 

@@ -2,8 +2,8 @@
 
 Before the session closes, checksums of the received tensors are compared with the trainer's.
 
-Named to vLLM as `worker_extension_cls`. For a model that the vLLM plugin did not build (quantization is not
-ascend_quant) and for LoRA adapters, verl's own code runs.
+vLLM loads the class as `worker_extension_cls`. For models that our vLLM plugin did not build (another quantization) and
+for LoRA adapters, verl's own code runs.
 """
 
 import contextlib
@@ -33,17 +33,17 @@ logger = logging.getLogger(__name__)
 
 class RefitWorkerExtension(vLLMColocateWorkerExtension):
     refit_wants_proof = True
-    refit_proved = 0  # how many parameters the last sync proved
-    refit_waited = 0.0  # seconds of the last sync in which the trainer's next tensors were waited for
-    refit_releasing = 0.0  # seconds of the last sync in which the trainer's memory was let go of
+    refit_proved = 0  # number of parameters that the last sync verified
+    refit_waited = 0.0  # seconds of the last sync spent waiting for the trainer's next tensors
+    refit_releasing = 0.0  # seconds of the last sync spent releasing the trainer's memory
 
-    def monkey_patch_model(self, vocab_size: int, **banned: Any) -> None:  # tokens, which not every verl names
+    def monkey_patch_model(self, vocab_size: int, **banned: Any) -> None:  # some versions lack the latter
         if not self._built_by_plugin():
             logger.warning("quantization is not %s: this engine uses verl's own weight sync", QUANTIZATION)
             return super().monkey_patch_model(vocab_size, **banned)
-        # verl also rebinds the experts' weight loaders here, which would bypass the plugin's
+        # verl also rebinds the experts' weight loaders here, which would bypass our plugin
         for model in compat.models_of(self):
-            refit_of(model)  # raises where there is none, before any weight is sent
+            refit_of(model)  # raises an error if there is none, before any weight is sent
             monkey_patch_compute_logits(model, vocab_size, **banned)
 
     def update_weights_from_ipc(
@@ -51,22 +51,22 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
     ) -> None:
         if not self._built_by_plugin() or (peft_config and base_sync_done):
             return super().update_weights_from_ipc(peft_config, base_sync_done, use_shm)
-        if self.device is None:  # as verl does: vLLM leaves it unset on some platforms
+        if self.device is None:  # as verl does, since vLLM leaves it unset on some platforms
             self.device = torch.device(f"{get_device_name()}:{self.local_rank}")
 
         receiver = DrainingReceiver(self._get_zmq_handle(), self.device, use_shm)
         attempts, sessions = FirstError(), contextlib.ExitStack()
-        counts: list[int] = []  # of the buckets' parameters
+        counts: list[int] = []  # parameters per bucket
 
         def begin() -> Receiving:
             for model in compat.models_of(self):
                 sessions.enter_context(refit_of(model).session())
             return Receiving(self.refit_wants_proof, refit_of(self.model_runner.model).unquantized)
 
-        def load(weights: list[tuple[str, torch.Tensor]], _last: bool | None = None) -> None:  # verl 0.9.1 does not say
-            # verl's own way from a bucket to model.load_weights: it knows LoRA's names and the MTP drafter
+        def load(weights: list[tuple[str, torch.Tensor]], _last: bool | None = None) -> None:  # not in verl 0.9.1
+            # verl's own code from a bucket to model.load_weights handles LoRA names and the MTP drafter
             taken = proof.take(weights)
-            if TAKES_STACKED:  # its loaders would take a stack as checkpoints have it, which need not be as verl does
+            if TAKES_STACKED:  # its loaders expect stacks in the checkpoint's layout, not in verl's
                 taken = compat.experts_apart(taken, self.model_runner.model_config.hf_config.model_type)
             counts.append(len(taken))
             self._update_weights(taken, peft_config, base_sync_done)
@@ -75,14 +75,14 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
             self.refit_proved = sum(counts) if proof.prove() else 0
 
         with sessions:
-            proof = attempts.run(begin)  # whatever fails, the trainer's buckets are answered
+            proof = attempts.run(begin)  # the trainer's buckets are answered even after an error
             receiver.receive_weights(partial(attempts.run, load))
             self.refit_waited, self.refit_releasing = receiver.waited, receiver.releasing
             attempts.run(prove)
             attempts.raise_it()
 
     def refit_receipt(self) -> WorkerReport | None:
-        """Return the last complete refit's report, for collective_rpc; None if there are no refits."""
+        """Return the last complete refit's report, for collective_rpc; None without refits."""
         if not self._built_by_plugin():
             return None
         receipt = refit_of(self.model_runner.model).last_receipt
@@ -91,14 +91,14 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         own = {
             "refit/verified": self.refit_proved,
             "refit/wait_ms": 1e3 * self.refit_waited,
-            "refit/wake_ms": 1e3 * self.refit_releasing,  # the server adds the wake-ups
+            "refit/wake_ms": 1e3 * self.refit_releasing,  # the server adds the wake-up times
         }
         return {**receipt.as_metrics(), **own}, receipt.digests()
 
     def refit_takes_codes(self) -> tuple[str, list[str], list[str]]:
-        """Return the scheme, the last sync's weights that this worker would accept pre-quantized, and the others.
+        """Return the scheme, the last sync's weights that this worker accepts pre-quantized, and the others.
 
-        Who asks will send codes, so the kernels for them are compiled.
+        The caller will send pre-quantized weights, so their kernels are compiled.
         """
         refit = refit_of(self.model_runner.model)
         prepare(refit, prequantized=True)
@@ -114,11 +114,11 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         return start_up.seconds_of(self.model_runner.vllm_config.compilation_config)
 
     def exact_fingerprint(self) -> dict[str, str]:
-        """Return this process's fingerprint, to be compared with an exact actor's."""
+        """Return this process's fingerprint, for comparison with an exact actor's."""
         return fingerprint()
 
     def exact_record(self) -> None:
-        """Record the stages of the following forward passes, in eager mode, since a compiled model calls no module."""
+        """Record the stages of the next forward passes, in eager mode, since compiled models do not call modules."""
         model = self.model_runner.get_model()
         compiled = [module for module in model.modules() if getattr(module, "do_not_compile", True) is False]
         compute_eagerly(compiled, True)
@@ -131,7 +131,7 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         return recorder.close()
 
     def refit_quantization(self) -> str | None:
-        """Return the options by which this worker quantizes, in words; None if there are no refits."""
+        """Return a description of this worker's quantization options; None without refits."""
         return repr(self.model_runner.vllm_config.quant_config) if self._built_by_plugin() else None
 
     def _built_by_plugin(self) -> bool:
@@ -140,22 +140,22 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
 
 
 class UnprovedWorkerExtension(RefitWorkerExtension):
-    """vLLM worker extension for runs without checksums, in which the trainer sends no digests."""
+    """The vLLM worker extension for runs without checksums, in which the trainer sends no digests."""
 
     refit_wants_proof = False
 
 
 def compute_eagerly(compiled: list[torch.nn.Module], eagerly: bool) -> None:
-    """Have modules that vLLM compiles compute eagerly, or compiled again."""
+    """Make modules that vLLM compiles run eagerly, or compiled again."""
     for module in compiled:
         module.do_not_compile = eagerly
 
 
 class FirstError:
-    """Runs steps until one fails, and keeps that error's text; a step's result is returned.
+    """Runs steps until one fails, and keeps that error's text; otherwise returns a step's result.
 
-    Not its traceback, which holds views of the sender's shared memory: while somebody keeps the error, a log record
-    for one, that memory could not be closed.
+    The traceback is dropped: it holds views of the sender's shared memory, which could not be closed as long as
+    someone, such as a log record, keeps the error.
     """
 
     def __init__(self) -> None:

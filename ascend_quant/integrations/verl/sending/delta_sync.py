@@ -4,8 +4,8 @@ Before verl has the checkpoint engines get ready for a sync, its driver asks the
 sync that they applied), and tells every rank the same base. If a replica, a trainer or a sync was lost, the next sync
 sends all weights.
 
-Patches travel in small buckets. verl's engines send none before it is full, so with the buckets of whole weights an
-engine would begin when the trainer has compared everything; and over HCCL all of a bucket is sent, full or not.
+Deltas are sent in small buckets. verl's checkpoint engines send a bucket once it is full, so with large buckets an
+engine would start only after the trainer has compared all weights; and HCCL always sends the whole bucket.
 """
 
 import inspect
@@ -22,20 +22,20 @@ from ascend_quant.transfer.validate import NamedTensor
 
 logger = logging.getLogger(__name__)
 
-HAS, AGAINST = "refit_has", "refit_against"  # what verl's checkpoint engines are asked besides
+HAS, AGAINST = "refit_has", "refit_against"  # names of the additional queries to verl's checkpoint engines
 NO_SYNC = Sync(0, 0, 0)
-BUCKET = 4 << 20  # bytes of patches: a third of a 7B's, and 235B's take some 500
+BUCKET = 4 << 20  # bytes of a bucket of deltas: a third of a 7B model's deltas; a 235B model needs about 500 buckets
 
 
 @cache
 def own_id() -> int:
-    """Return the random 62-bit id of all weight senders driven by this process; created once."""
+    """Return the random 62-bit id of all weight senders driven by this process; it is created once."""
     return 1 + secrets.randbits(62)
 
 
 def asking_for_a_base(original: Callable) -> Callable:
     """Wrap `CheckpointEngineManager.build_process_group`: all ranks first agree on the base of the delta."""
-    is_first = True  # sync of the run: that it is whole needs no warning
+    is_first = True  # sync of the run, which is sent whole without a warning
 
     def build_process_group(self: Any, rollout: Any) -> None:
         nonlocal is_first
@@ -56,9 +56,9 @@ def asking_for_a_base(original: Callable) -> Callable:
 
 
 def telling(engine: Any, told: Callable[[int, int], None] = lambda sender, number: None) -> None:
-    """Patch a checkpoint engine so that, before a sync, it receives the sender's id and the base that all engines have.
+    """Patch a checkpoint engine so that, before a sync, it receives the sender's id and the base of all engines.
 
-    Its bucket is a small one if patches come. Both ends have the same: by its size they know which tensors were cut.
+    Its bucket is small for a delta sync. Both ends must use the same size, which determines how tensors are split.
     """
     full, cuts = getattr(engine, "bucket_size", 0), _cuts_tensors(engine)
 
@@ -79,8 +79,8 @@ class DeltaSender:
     """The trainer's end of a delta sync; it decides whether the next weights are sent as deltas.
 
     Attributes:
-        sender: of this rank.
-        is_asked: whether the next weights that leave go to engines elsewhere; those on these devices get them plain.
+        sender: this rank's encoder.
+        is_asked: whether the next weights go to disaggregated engines; colocated ones receive whole weights.
     """
 
     def __init__(self, sender: Sender):
@@ -92,7 +92,7 @@ class DeltaSender:
         self.is_asked = True
 
     def take_turn(self) -> bool:
-        """Return whether this sync is sent as deltas; resets the flag."""
+        """Return whether this sync is sent as deltas, and reset the flag."""
         asked, self.is_asked = self.is_asked, False
         return asked
 
@@ -100,7 +100,7 @@ class DeltaSender:
 def receiving(engine: Any, receiver: Receiver) -> None:
     """Patch a checkpoint engine so that it decodes blobs, reports its base, and receives the next sync's base.
 
-    Who passes the weights on settles the receiver, once the engine has them (`RelayWorker`).
+    The caller settles the receiver once the engine has applied the weights (`RelayWorker`).
     """
     receive = engine.receive_weights
 

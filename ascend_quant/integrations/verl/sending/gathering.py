@@ -1,15 +1,16 @@
-"""All-gather of FSDP2 shards, instead of DTensor.full_tensor: many tensors per collective, the next one prefetched.
+"""All-gather of FSDP2 shards, instead of DTensor.full_tensor: many tensors per collective, with prefetch.
 
     groups_of(params, ..)    consecutive parameters that one all-gather moves
-    gathered(params, ..)     of each group what this rank has, as it leaves (codes, BF16), then the whole
+    gathered(params, ..)     sends this rank's shards of a group in their wire format, and yields whole tensors
 
-verl 0.9.1 gathers tensor by tensor, in float32, when the sender asks for it: of the 0.51 s that a refit of a 7B was
-open on two H200s, the engine waited 0.46 s for 339 such gathers, and wrote for 0.009 s. What the engine rounds to BF16
-is rounded here before it moves, which halves the bytes.
+verl 0.9.1 gathers tensor by tensor, in float32, on demand: of the 0.51 s that the refit session of a 7B model was open
+on two H200s, the engine waited 0.46 s for 339 such gathers, and wrote for 0.009 s. Weights that the engine rounds to
+BF16 are rounded here before the all-gather, which halves the bytes.
 
-A group's shards lie behind one another in a buffer of bytes. Rank r has rows [r c, (r + 1) c) of each tensor, c being
-the rows over the ranks, rounded up (`torch.chunk`, by which FSDP2 shards), so the pieces of all ranks behind one
-another begin with the whole tensor. Rows are whole on a rank, so what leaves as codes is quantized before it moves.
+The shards of a group are concatenated in a byte buffer. Rank r has rows [r c, (r + 1) c) of each tensor, where c is the
+number of rows over the number of ranks, rounded up (`torch.chunk`, as FSDP2 shards). The concatenated pieces of all
+ranks therefore begin with the whole tensor. Ranks have complete rows, so pre-quantized weights are quantized before the
+all-gather.
 """
 
 import functools
@@ -32,18 +33,18 @@ logger = logging.getLogger(__name__)
 
 DtypeOrScheme = Callable[[str, torch.Tensor], torch.dtype | Scheme]
 
-AT_ONCE = 256 << 20  # bytes of the whole tensors of a group; a larger tensor is a group of its own
-ALIGNED = 16  # bytes: each piece may be viewed as any dtype
+AT_ONCE = 256 << 20  # bytes of a group's whole tensors; a larger tensor is a group by itself
+ALIGNED = 16  # bytes: alignment of pieces, so that each can be viewed as any dtype
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Metadata of a tensor in its wire format, and its rows per rank.
+    """A tensor's metadata in its wire format, with the number of its rows per rank.
 
     Attributes:
-        shape, dtype: of the whole as it leaves.
-        scheme: of its codes, if it leaves as such.
-        rows: of the tensor on each rank, the last ones' filled up; 0 for a tensor that every rank has whole.
+        shape, dtype: of the whole tensor in its wire format.
+        scheme: scheme of its codes, if it is sent pre-quantized.
+        rows: rows per rank, with padding on the last ranks; 0 for a tensor that every rank has whole.
     """
 
     name: str
@@ -61,12 +62,12 @@ class Piece:
 
     @property
     def filled(self) -> int:
-        """Number of bytes on each rank, padding rows included."""
+        """The number of bytes per rank, including padding rows."""
         return self.rows * prod(self.shape[1:]) * self.dtype.itemsize
 
     @property
     def bytes(self) -> int:
-        """Number of bytes on each rank, padding rows included, rounded up to a multiple of ALIGNED."""
+        """The number of bytes per rank, including padding rows, rounded up to a multiple of ALIGNED."""
         return -(-self.filled // ALIGNED) * ALIGNED
 
     @property
@@ -74,7 +75,7 @@ class Piece:
         return self.shape.numel() * self.dtype.itemsize
 
 
-Members = list[tuple[Piece, torch.Tensor]]  # with what this rank has of each
+Members = list[tuple[Piece, torch.Tensor]]  # each with this rank's shard
 
 
 def gathered(
@@ -83,16 +84,18 @@ def gathered(
     dtype_or_scheme: DtypeOrScheme,
     finish: Callable[[list[NamedTensor]], list[NamedTensor]],
 ) -> Iterator[list[NamedTensor]]:
-    """All-gather whole tensors of all ranks' shards, group by group; a collective: every rank exhausts it.
+    """All-gather the shards of all ranks, group by group; a collective: every rank must exhaust it.
 
     Args:
-        params: by name, the same on every rank; shards of rows (DTensor), or whole tensors, which stay where they are.
-        device: of the process group; shards may wait on the host.
-        dtype_or_scheme: in which dtype a parameter leaves, or as which scheme's codes (still by its own name).
-        finish: from a group's whole tensors to those that are yielded.
+        params: parameters by name, the same on every rank; either row shards (DTensor) or whole tensors, which are not
+            moved.
+        device: device of the process group; shards may be on the host.
+        dtype_or_scheme: returns the dtype in which a parameter is sent, or the scheme if it is pre-quantized (names are
+            unchanged).
+        finish: maps a group's whole tensors to those that are yielded.
 
     Yields:
-        Tensors of a group, with memory of their own.
+        The tensors of a group, which do not share memory with the buffers.
 
     Raises:
         RefitError: see `validate.check_sent`.
@@ -134,7 +137,7 @@ def _piece(name: str, param: torch.Tensor, left: torch.dtype | Scheme) -> tuple[
 
 
 def local_of(param: torch.Tensor) -> torch.Tensor:
-    """Return this rank's shard of a parameter (the whole of a plain tensor), detached from autograd."""
+    """Return this rank's shard of a parameter (all of a plain tensor), detached from autograd."""
     return (param.to_local() if isinstance(param, DTensor) else param).detach()
 
 
@@ -147,7 +150,7 @@ def flat_shards(engine: Any) -> dict[str, torch.Tensor] | None:
     return found
 
 
-@functools.cache  # once
+@functools.cache  # logged once
 def tell_of_other_shards(name: str, count: int) -> None:
     logger.warning(
         "%d parameters, such as %s, are not sharded along rows, so verl gathers each of them separately", count, name
@@ -155,7 +158,7 @@ def tell_of_other_shards(name: str, count: int) -> None:
 
 
 def is_gathered_flat(param: torch.Tensor) -> bool:
-    """Return whether this module can gather a parameter: sharded by rows, over at most one mesh dimension."""
+    """Return whether this module can gather a parameter: it is sharded by rows, over at most one mesh dimension."""
     if not isinstance(param, DTensor):
         return True
     cut = [param.placements[at] for at in _cut(param)]
@@ -181,10 +184,10 @@ def _packed(members: Members, device: torch.device) -> torch.Tensor:
 
 
 def _put(members: Members, places: Sequence[torch.Tensor], device: torch.device) -> None:
-    """Write this rank's shards of some pieces to the send buffer; all pre-quantized ones at once."""
+    """Write this rank's shards of some pieces to the send buffer, all pre-quantized ones at once."""
     coded: dict[Scheme, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for (piece, local), place in zip(members, places, strict=True):
-        here = local.to(device, non_blocking=True)  # first: copy_ would round on the host
+        here = local.to(device, non_blocking=True)  # first, since copy_ would round on the host
         if piece.scheme is None:
             place.copy_(here)
         else:
@@ -209,9 +212,9 @@ class Gather:
     """An all-gather in progress; `whole` waits for it, on the device's stream if it has one.
 
     Args:
-        group: of the ranks over which the parameters are sharded; None for tensors that are whole here.
-        members: the parameters, with what this rank has of each.
-        device: of the process group.
+        group: process group over which the parameters are sharded; None for whole tensors.
+        members: the parameters, with this rank's shard of each.
+        device: device of the process group.
     """
 
     def __init__(self, group: Any, members: Members, device: torch.device):
@@ -224,7 +227,7 @@ class Gather:
         self._work = dist.all_gather_into_tensor(self._all.view(-1), self._mine, group=group, async_op=True)
 
     def whole(self) -> list[NamedTensor]:
-        """Wait for the all-gather and return the whole tensors by name; call it once, since it drops the buffers."""
+        """Wait for the all-gather and return the whole tensors by name; call it once, since it frees the buffers."""
         if self._work is None:
             return self._whole
         self._work.wait()
@@ -232,7 +235,7 @@ class Gather:
         for piece in self._pieces:
             there = self._all[:, begin : begin + piece.bytes]
             begin += piece.bytes
-            flat = there[:, : piece.filled].reshape(-1)[: piece.whole_bytes]  # a copy, unless it is the only one
+            flat = there[:, : piece.filled].reshape(-1)[: piece.whole_bytes]  # a copy, except for a single tensor
             whole.append((piece.name, flat.view(piece.dtype).view(piece.shape)))
         del self._mine, self._all
         return whole

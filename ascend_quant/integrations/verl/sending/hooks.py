@@ -1,6 +1,6 @@
-"""Monkeypatches of verl for weight syncs, on both ends: what is replaced at run time, why, and how to disable it.
+"""Monkeypatches of verl for weight syncs, on both ends: functions that are replaced at run time, and why.
 
-Part of the list in verl/hooks.py.
+The list in verl/hooks.py includes them.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +16,8 @@ _HERE = "ascend_quant.integrations.verl.sending"
 
 
 def with_answered_sockets_of_this_run(original: Callable) -> Callable:
-    """Wrap `BucketedWeightSender.__init__`: its ZMQ address is the run's own, its sockets never hang (zmq_watchdog)."""
+    """Wrap `BucketedWeightSender.__init__`: its ZMQ address is unique to the run, and its sockets never hang
+    (zmq_watchdog)."""
     from ascend_quant.integrations.verl.sending.socket_names import socket_name_for_run
     from ascend_quant.integrations.verl.sending.zmq_watchdog import AnsweredContext
 
@@ -29,7 +30,7 @@ def with_answered_sockets_of_this_run(original: Callable) -> Callable:
 
 
 def with_aligned_chunks(original: Callable) -> Callable:
-    """Wrap `merge_weight_chunks`: a chunk at an offset at which torch cannot view it as its dtype is cloned."""
+    """Wrap `merge_weight_chunks`: a chunk at an offset that is not aligned for its dtype is cloned."""
 
     async def aligned(chunks: AsyncIterator[tuple[Any, Any]]) -> AsyncIterator[tuple[Any, Any]]:
         async for meta, chunk in chunks:
@@ -52,7 +53,7 @@ WITH_KV_SCALES = (
     ),
 )
 
-# In place where that module has been imported.
+# Applied if that module has been imported.
 WHEN_WEIGHTS_LEAVE = (
     Hook(
         ("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender.__init__",),
@@ -66,7 +67,7 @@ WHEN_WEIGHTS_LEAVE = (
     ),
 )
 
-# In place where weights arrive that have come through a checkpoint engine.
+# Applied in processes that receive weights through a checkpoint engine.
 WHEN_WEIGHTS_ARRIVE = (
     Hook(
         ("verl.checkpoint_engine.base:merge_weight_chunks",),
@@ -80,7 +81,7 @@ WHEN_WEIGHTS_ARRIVE = (
     ),
 )
 
-# In place beside an engine, where what has come from elsewhere is passed on.
+# Applied in a relay worker, which forwards received weights to an engine.
 WHEN_PASSED_ON = (
     Hook(
         ("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:get_torch_device",),
@@ -99,7 +100,7 @@ WITH_CACHE_KEPT = (
         (
             "verl.workers.engine_workers:get_torch_device",
             "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:get_torch_device",
-            "verl.utils.fsdp_utils:get_torch_device",  # where weights go back to the host, which are there
+            "verl.utils.fsdp_utils:get_torch_device",  # where weights are offloaded to the host
         ),
         with_cache_kept,
         why="before and after a sync verl empties the cache of the trainer's allocator, even if the engine has enough "

@@ -1,14 +1,14 @@
-"""The amax of q, k and v, observed in the trainer, for the scales of the rollout's KV cache: the largest |q|, |k|, |v|
-of each layer (fp8), or of each channel of its keys' and values' heads (int8, on NPUs).
+"""The amax of q, k and v, observed in the trainer, for the scales of the rollout's KV cache: per layer (fp8), or per
+channel of the key and value heads (int8, on NPUs).
 
-They are taken where transformers hands them to the attention of its choice, behind the norms of q and k and the
-rotation, in the pass that takes the log-probabilities of the step's samples. A step without such a pass (verl's bypass
-mode) takes them while it trains. Nothing waits for the device, and nothing moves between ranks, before the weights
-leave.
+They are observed at the inputs of transformers' attention function, after the q and k norms and the rotation, in the
+forward pass that computes the log-probabilities of the step's samples. In a step without such a pass (verl's bypass
+mode) they are observed during the update. Neither the device is synchronized nor anything communicated before the
+weights are sent.
 
-A new pass begins anew. Two syncs of one step send the same. Before the first pass nothing is sent for fp8, and the
-engine takes bounds from the weights (kv_cache/bounds.py). For int8 no bound is tight enough: `calibrate_once` makes a
-pass of its own, over random tokens.
+Each step's first pass resets the values; two syncs of one step send the same ones. Before the first pass nothing is
+sent for fp8, and the engine derives bounds from the weights (kv_cache/bounds.py). For int8 no bound is tight enough, so
+`calibrate_once` runs an extra pass over random tokens.
 """
 
 import re
@@ -25,24 +25,24 @@ from ascend_quant.refit import RefitError
 from ascend_quant.transfer.validate import NamedTensor
 
 ATTENTION = re.compile(r"(?:^|\.)layers\.\d+\.self_attn$")
-OBSERVING: list["AmaxObserver"] = []  # those that look at present; the last one sees
-TOKENS = 512  # of `calibrate_once`, on each rank
+OBSERVING: list["AmaxObserver"] = []  # active observers; only the last one observes
+TOKENS = 512  # random tokens of `calibrate_once`, per rank
 
 
 class AmaxObserver:
-    """The largest |q|, |k| and |v| of each attention layer in the forward passes of one step, on this rank.
+    """Observes the amax of |q|, |k| and |v| of each attention layer during one step's forward passes, on this rank.
 
     Args:
-        form: what the cache's scales are.
+        form: form of the cache's scales.
 
     Attributes:
-        updates: of the model, since the pass that took them began.
+        updates: number of model updates since the observed pass began.
     """
 
     def __init__(self, form: Form = FP8) -> None:
         self.form = form
         self._of: dict[torch.nn.Module, torch.Tensor] = {}
-        self._over = True  # the next pass begins anew
+        self._over = True  # the next pass resets the values
         self.updates = 0
 
     @property
@@ -52,7 +52,7 @@ class AmaxObserver:
 
     @contextmanager
     def observe(self) -> Generator[None]:
-        """Observe the inputs of attention inside the block, together with earlier passes of the same step."""
+        """Observe the inputs of attention inside the block, in addition to earlier passes of the same step."""
         if self._over:
             self._of, self._over, self.updates = {}, False, 0
         OBSERVING.append(self)
@@ -63,7 +63,7 @@ class AmaxObserver:
 
     @contextmanager
     def observe_update(self) -> Generator[None]:
-        """Wrap the step's update; if no forward pass of this step precedes it, the amax is observed in it."""
+        """Wrap the step's update: if no forward pass of this step precedes it, the amax is observed in it."""
         if self._over:
             with self.observe():
                 yield
@@ -73,7 +73,7 @@ class AmaxObserver:
 
     @torch.no_grad()
     def note(self, module: torch.nn.Module, *qkv_BHSD: torch.Tensor) -> None:
-        """Update a layer's running maxima with its attention's q, k and v (B, H, S, D); padding included."""
+        """Update a layer's running amax with its attention's q, k and v (B, H, S, D), including padding."""
         given = dict(zip("qkv", qkv_BHSD, strict=True))
         dims = (0, 2) if self.form.by_channel else None
         norms = [torch.linalg.vector_norm(given[kind].detach(), torch.inf, dim=dims) for kind in self.form.kinds]
@@ -82,15 +82,15 @@ class AmaxObserver:
         self._of[module] = largest if known is None else torch.maximum(known, largest)
 
     def as_sent(self, model: torch.nn.Module, device: torch.device) -> list[NamedTensor]:
-        """Return all layers' KV cache scales, over all ranks, and their age; empty if no rank has observed any.
+        """Return the KV cache scales of all layers, over all ranks, and their age; empty if no rank has observed any.
 
         A collective: every rank calls it.
 
         Args:
-            device: of the process group.
+            device: device of the process group.
 
         Raises:
-            RefitError: naming an attention that no rank saw.
+            RefitError: no rank observed a layer; the message names it.
         """
         attentions = {plain_name(name): module for name, module in model.named_modules()}
         attentions = {name: module for name, module in attentions.items() if ATTENTION.search(name)}
@@ -138,7 +138,7 @@ class AmaxObserver:
         ids = torch.randint(size, (1, TOKENS), generator=generator, device="cpu").to(device)
         with self.observe(), torch.autocast(device.type, torch.bfloat16):
             model(input_ids=ids, position_ids=torch.arange(TOKENS, device=device).unsqueeze(0), use_cache=False)
-        self._over = True  # the first step begins anew
+        self._over = True  # the first step resets the values
 
 
 def plain_name(name: str) -> str:

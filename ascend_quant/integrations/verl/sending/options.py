@@ -19,16 +19,16 @@ from ascend_quant.kv_cache.scales import Form
 
 @dataclass(frozen=True)
 class SendOptions:
-    """Options of a trainer's weight syncs.
+    """The options of a trainer's weight syncs.
 
     Attributes:
         proves: whether digests follow the weights.
-        rounds: whether what a BF16 engine rounds leaves in BF16, see wire_format.py.
-        form: of the KV cache scales that follow the weights, see kv_amax.py; None if none do.
-        patches: how what has changed is sent to engines elsewhere; None if all is sent.
-        share: the most that an engine takes of a device's memory, if the trainer may keep its cache beside it.
-        bucket: bytes that the transport carries as one.
-        keeps_weights: whether an update's weights wait on the device for the sync that follows, see prestage.py.
+        rounds: whether weights that a BF16 engine rounds are sent in BF16, see wire_format.py.
+        form: form of the KV cache scales that follow the weights, see kv_amax.py; None if there are none.
+        patches: settings of delta syncs to disaggregated engines; None if all weights are sent.
+        share: the engine's maximum fraction of device memory, if the trainer may keep its cache beside it.
+        bucket: size of the transport's buckets, in bytes.
+        keeps_weights: whether updated weights stay on the device until the next sync, see prestage.py.
     """
 
     proves: bool = True
@@ -41,14 +41,14 @@ class SendOptions:
 
     @classmethod
     def of(cls, rollout: Any, device: str) -> "SendOptions":
-        """Read the options.
+        """Read the options from verl's configuration.
 
         Args:
             rollout: verl's rollout settings.
             device: verl's `trainer.device`.
 
         Raises:
-            RefitError: a setting that cannot be.
+            RefitError: a setting has an invalid value.
         """
         return cls(
             proves=wants_proof(rollout),

@@ -1,9 +1,9 @@
 """Weights of the next sync prepared before verl offloads the parameters to the host (verl's `param_offload`).
 
 After an update, verl moves the float32 shards to the host, and a sync to colocated engines loads them again to round
-them: 30 GB for a 7B model, over all ranks. Here they stay on the device until verl offloads them at the end of that
-sync. The sync reads the weights themselves, so any later write to them is included. Optimizer states, which are twice
-as large, are offloaded after the update as before, and FSDP2's gradients are freed by then.
+them: 30 GB for a 7B model, over all ranks. With this module they stay on the device until verl offloads them at the end
+of that sync. The sync reads the weights themselves, so any later write to them is included. Optimizer states, which are
+twice as large, are offloaded after the update as before, and FSDP2's gradients are freed by then.
 """
 
 import functools
@@ -15,7 +15,7 @@ class Offloaded:
     """Decides when one trainer's weights are offloaded to the host.
 
     Args:
-        stays: whether they are to stay at an update's end: asked then.
+        stays: whether the weights stay on the device; called at the end of each update.
     """
 
     def __init__(self, stays: Callable[[], bool]):
@@ -31,7 +31,7 @@ class Offloaded:
             self._updates = before
 
     def before(self, move: Callable) -> Callable:
-        """Wrap verl's `engine.to`: at an update's end it leaves the weights on the device."""
+        """Wrap verl's `engine.to`: at the end of an update, it leaves the weights on the device."""
 
         @functools.wraps(move)
         def to(device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:

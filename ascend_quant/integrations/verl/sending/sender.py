@@ -32,8 +32,8 @@ class SendingTrainingWorker(TrainingWorker):
     """verl's worker of the trained model, which sends weights through a `WeightSender`.
 
     Attributes:
-        seconds: that it took to make the model.
-        unquantized: by fake quantization, see training/qat_worker.py.
+        seconds: time to build the model.
+        unquantized: layers that fake quantization ignores, see training/qat_worker.py.
     """
 
     unquantized: Unquantized | None = None
@@ -41,7 +41,7 @@ class SendingTrainingWorker(TrainingWorker):
     def __init__(self, *args: Any, options: SendOptions, **kwargs: Any) -> None:
         self.began, self.seconds = time.perf_counter(), 0.0
         super().__init__(*args, **kwargs)
-        install(WITH_EXACT_TEMPERATURE)  # the engine's module is there by now
+        install(WITH_EXACT_TEMPERATURE)  # the engine's module has been imported by now
         self.sender = WeightSender(self.engine, options)
         get_weights = self.engine.get_per_tensor_param
         if options.form is not None:
@@ -52,7 +52,7 @@ class SendingTrainingWorker(TrainingWorker):
 
     def as_sent(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
         """Return the engine's weights in their wire format, see `WeightSender`."""
-        install(hooks.WHEN_WEIGHTS_LEAVE)  # the rollout's module is there by now
+        install(hooks.WHEN_WEIGHTS_LEAVE)  # the rollout's module has been imported by now
         return self.sender.as_sent(weights, self.unquantized)
 
     @functools.wraps(TrainingWorker.infer_batch)
@@ -66,7 +66,7 @@ class SendingTrainingWorker(TrainingWorker):
             return super().train_mini_batch(data)
 
     def reset(self) -> None:
-        """Build the model, then compile the kernels of its digests, for which the first sync would wait."""
+        """Build the model, and compile the digest kernels, so that the first sync does not wait for them."""
         super().reset()
         if self.sender.options.proves:
             prepare(own_device())
@@ -74,12 +74,12 @@ class SendingTrainingWorker(TrainingWorker):
 
 
 class SendsWeights:
-    """Mixin before verl's actor worker class whose training worker is a `SendingTrainingWorker`."""
+    """Mixin before verl's actor worker class, whose training worker is a `SendingTrainingWorker`."""
 
     @functools.wraps(ActorRolloutRefWorker.init_model)
     def init_model(self) -> None:
         super().init_model()
-        if self.actor is None:  # the worker of a reference alone
+        if self.actor is None:  # a worker that has only a reference model
             return
         if self.actor.sender.delta is not None and hasattr(self, "checkpoint_engine"):
             telling(self.checkpoint_engine, self.actor.sender.delta.against)
@@ -124,9 +124,9 @@ def sends_weights(worker_class: type, options: SendOptions) -> type:
 
 
 def with_weights(get_weights: Callable, as_sent: Callable[[Iterable[NamedTensor]], Iterable[NamedTensor]]) -> Callable:
-    """Wrap verl's `get_per_tensor_param`: it returns what `as_sent` makes of the weights, and the LoRA settings.
+    """Wrap verl's `get_per_tensor_param`: it returns the weights processed by `as_sent`, and the LoRA settings.
 
-    A LoRA adapter alone goes as it is, verl's own on both sides; with `lora.merge` verl merges LoRA before this.
+    A LoRA adapter is sent unchanged, by verl's code on both sides; with `lora.merge` verl merges it before this.
     """
 
     @functools.wraps(get_weights)

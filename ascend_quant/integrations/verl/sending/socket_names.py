@@ -9,17 +9,17 @@ import os
 
 import ray
 
-JOB = "VERL_RAY_JOB_ID"  # verl's own: from it the engine's processes, which know no Ray, make the name
-DIGITS = 16  # of the node's id; with the whole of it, the path would be longer than Linux takes
+JOB = "VERL_RAY_JOB_ID"  # verl's variable, from which engine processes derive the name without Ray
+DIGITS = 16  # of the node's id; with the whole id, the path would exceed Linux's limit
 
 
 def name_for_engine() -> None:
-    """Set verl's job id variable to a value of this run, for the engine processes that this process will start."""
+    """Set verl's job id variable to a value unique to this run, for the engine processes that this process starts."""
     os.environ[JOB] = _of_this_node(ray.get_runtime_context().get_job_id())
 
 
 def socket_name_for_run(address: str) -> str:
-    """Return for the ZMQ address of a verl sender the one that results from `name_for_engine` on the same host."""
+    """Map a verl sender's ZMQ address to the one that results from `name_for_engine` on the same host."""
     if not ray.is_initialized():
         return address
     job = ray.get_runtime_context().get_job_id()

@@ -1,12 +1,12 @@
-"""GPU memory during a sync to colocated engines: what the trainer keeps cached beside the engine's share
-(gpu_memory_utilization), and when the engine wakes up.
+"""GPU memory during a sync to colocated engines: the trainer's cached memory beside the engine's share
+(gpu_memory_utilization), and the time at which the engine wakes up.
 
 verl 0.9.1 does everything in sequence: the trainer's allocator releases its cache (0.27 of the 0.69 s of a 7B sync on
 two H100s), the engine's weights wake up (0.09 s), the first weights are gathered, all weights are sent, and the KV
-cache wakes up (0.06 s). Here the engine wakes up while the first weights are gathered, and its KV cache while the
-trainer continues (replica.py). If each device has the engine's whole share of memory free besides the trainer's cache,
-as with a 7B model on H200s, the trainer keeps its cache for the next step, and prepares weights in advance: up to half
-the size of its cache, or up to what the engine leaves free.
+cache wakes up (0.06 s). With this module the engine wakes up while the first weights are gathered, and its KV cache
+while the trainer continues (replica.py). If each device has the engine's whole share of memory free besides the
+trainer's cache, as with a 7B model on H200s, the trainer keeps its cache for the next step, and prepares weights in
+advance: up to half the size of its cache, or up to what the engine leaves free.
 
 The prepared weights need memory of their own: verl disables expandable segments during a sync, since their memory
 cannot be shared by IPC, so the allocator does not reuse the cache of a step, which is in such segments.
@@ -32,7 +32,7 @@ from ascend_quant.transfer.validate import NamedTensor
 
 logger = logging.getLogger(__name__)
 
-WEIGHTS, CACHE = "weights", "kv_cache"  # vLLM's tags of what wakes up
+WEIGHTS, CACHE = "weights", "kv_cache"  # vLLM's tags for wake_up
 
 _keeps: ContextVar[bool] = ContextVar("whether the trainer keeps what its allocator has cached", default=False)
 
@@ -42,7 +42,7 @@ class Room:
     """Memory that is free on every rank's device besides the engine's share, so that the trainer can keep its cache.
 
     Attributes:
-        kept: unused bytes in the cache of this rank's allocator.
+        kept: unused bytes that this rank's allocator has cached.
         ahead: bytes of weights that each rank may prepare before its engine is awake; equal on all ranks.
     """
 
@@ -58,7 +58,7 @@ def find_room(share: float | None) -> Room | None:
     Args:
         share: the largest fraction of a device that an awake engine uses; None if unknown or not applicable.
     """
-    if share is None:  # which the settings say, to all ranks alike
+    if share is None:  # by the settings, so on all ranks
         return None
     device = _device()
     free, total = device.mem_get_info()
@@ -70,7 +70,7 @@ def find_room(share: float | None) -> Room | None:
 
 
 def _device() -> Any:
-    """Return torch.cuda or torch.npu, as verl has it; hooks.py, which imports this file, precedes verl's modules."""
+    """Return torch.cuda or torch.npu, as verl does; hooks.py imports this file before verl's modules."""
     from verl.utils.device import get_torch_device
 
     return get_torch_device()
@@ -103,14 +103,14 @@ def with_own_stream(original: Callable) -> Callable:
     def get_device() -> Any:
         device = original()
         stream = device.current_stream()
-        # a CPU's has nothing to wait for
+        # the CPU's has nothing to wait for
         return _Otherwise(device, synchronize=stream.synchronize) if hasattr(stream, "synchronize") else device
 
     return get_device
 
 
 class _Otherwise:
-    """Proxy of a device module (torch.cuda, ..) with some functions replaced."""
+    """A proxy of a device module (torch.cuda, ..) with some functions replaced."""
 
     def __init__(self, device: Any, **functions: Callable[[], None]) -> None:
         self._device = device
@@ -128,16 +128,16 @@ async def overlap_wake_up(rollout: Any, room: Room | None) -> AsyncGenerator[Non
     try:
         yield
     finally:
-        del rollout.resume, rollout.update_weights  # the class has its own
+        del rollout.resume, rollout.update_weights  # reveals the methods of the class
         await early.over()
 
 
 class _EarlyWakeUp:
-    """Replaces an engine's `resume` and `update_weights` for one sync: the wake-up overlaps with gathering."""
+    """Replaces an engine's `resume` and `update_weights` for one sync, so that waking up overlaps with gathering."""
 
     def __init__(self, rollout: Any, room: Room | None) -> None:
         self._resume, self._update_weights = rollout.resume, rollout.update_weights
-        # the same on all ranks, as gathers are collectives: who waits for an engine must not be waited for
+        # equal on all ranks, since gathers are collectives: a rank that waits for an engine must not be waited for
         self._ahead = 0 if room is None else room.ahead
         self._waking: asyncio.Task | None = None
 
@@ -145,12 +145,12 @@ class _EarlyWakeUp:
         """Start waking up the weights; other requests are passed on."""
         if list(tags) == [WEIGHTS]:
             self._waking = asyncio.ensure_future(self._resume(tags=tags))
-            await asyncio.sleep(0)  # the engine is asked before this thread computes
+            await asyncio.sleep(0)  # lets the request to the engine start before this thread computes
         else:
             await self._resume(tags=tags)
 
     async def update_weights(self, weights: Iterable[NamedTensor], *args: Any, **kwargs: Any) -> Any:
-        """Prepare the first weights, then send all once the engine is awake."""
+        """Prepare the first weights, then send all of them once the engine is awake."""
         coming = iter(weights)
         try:
             with torch.no_grad():
@@ -160,7 +160,7 @@ class _EarlyWakeUp:
         return await self._update_weights(_all(first, coming), *args, **kwargs)
 
     async def over(self) -> None:
-        """Wait for the wake-up, also after an error before any weights were sent."""
+        """Wait for the wake-up, also if an error occurred before any weights were sent."""
         try:
             await self._awake()
         except Exception as error:

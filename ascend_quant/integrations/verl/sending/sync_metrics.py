@@ -17,11 +17,10 @@ class SyncMetrics:
     """Bytes and seconds of the last weight sync in this process.
 
     Attributes:
-        gathering: seconds of the host in which whole weights were made: gathers started, and waited for as far as the
-            host waits.
-        bytes: of the weights as they left.
-        coded: how many of them left as codes.
-        kept: bytes that the trainer's allocator kept, see sync_memory.py.
+        gathering: host seconds spent gathering: launching collectives, and waiting for them where the host waits.
+        bytes: size of the weights as they were sent.
+        coded: number of pre-quantized tensors.
+        kept: bytes that stayed in the trainer's allocator, see sync_memory.py.
     """
 
     def __init__(self) -> None:
@@ -40,7 +39,7 @@ class SyncMetrics:
         return made
 
     def count_bytes(self, tensor: torch.Tensor) -> None:
-        """Count the bytes of a tensor that leaves."""
+        """Count the bytes of a tensor that is sent."""
         self.bytes += tensor.nbytes
 
     def count_codes(self, group: Sequence[NamedTensor]) -> None:

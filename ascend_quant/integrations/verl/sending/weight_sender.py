@@ -5,7 +5,7 @@
     delta.Sender.blobs              of a delta sync alone: of each group what has changed
     WeightSender._leaving           tensor by tensor, with their bytes counted; then the digests
 
-`sync_memory.overlap_wake_up` adds one more where engines are on the trainer's devices, which delta syncs never are.
+`sync_memory.overlap_wake_up` adds one more stage for colocated engines, which never use delta syncs.
 """
 
 import functools
@@ -40,11 +40,11 @@ class WeightSender:
     """Sends the weights of one of verl's training engines; created once, with the stages that its options need.
 
     Attributes:
-        scheme, coded: of which scheme codes leave, and for which names; none until the engines have named them.
+        scheme, coded: scheme and names of the pre-quantized weights; empty until the engines have accepted them.
         amax: observes the amax behind the KV cache scales; None if none are sent.
-        delta: sends what has changed to engines elsewhere; None where all weights are sent.
-        offloaded: rule of when the weights are offloaded to the host; where verl gathers them, it moves them too.
-        metrics: of the last sync.
+        delta: encodes delta syncs to disaggregated engines; None if all weights are sent.
+        offloaded: decides when the weights are offloaded to the host.
+        metrics: metrics of the last sync.
     """
 
     def __init__(self, engine: Any, options: SendOptions) -> None:
@@ -62,15 +62,15 @@ class WeightSender:
         """Return the engine's weights in their wire format, with KV cache scales and digests (computed before a delta).
 
         Args:
-            weights: as verl's engine hands them out; where we gather them, they are not touched.
-            unquantized: the layers that fake quantization leaves unquantized, if there is one.
+            weights: verl's iterator over the weights; not consumed if we gather the weights ourselves.
+            unquantized: the layers that fake quantization ignores, if it is used.
         """
         groups = self._observed(self._groups(weights))
         is_delta = self.delta is not None and self.delta.take_turn()
         return self._leaving(self.delta.sender.blobs(groups) if is_delta else chain.from_iterable(groups), unquantized)
 
     def send_codes(self, scheme: Scheme, names: Collection[str]) -> None:
-        """Send these parameters pre-quantized from now on; kernels are compiled here, not in the first such sync."""
+        """Send these parameters pre-quantized from now on; compiles their kernels before the first such sync."""
         if self.scheme is None:
             self._observers.append(self.metrics.count_codes)
         self.scheme, self.coded = scheme, names
@@ -107,7 +107,7 @@ class WeightSender:
         return gathered(shards, own_device(), wire.dtype_or_scheme, lambda group: wire.named(self._in_buckets(group)))
 
     def _in_buckets(self, group: Group) -> list[NamedTensor]:
-        """Keep a layer's stacked experts if they fit into a bucket: split experts cost Python time on both sides."""
+        """Keep a layer's stacked experts if they fit into a bucket, since splitting costs Python time on both sides."""
         found: list[NamedTensor] = []
         for pair in group:
             fits = pair[1].nbytes <= self.options.bucket
@@ -115,7 +115,7 @@ class WeightSender:
         return found
 
     def _observed(self, groups: Iterator[Group]) -> Iterator[Group]:
-        """Yield the groups of a sync with metrics and digests recorded, then the KV cache scales if there are any."""
+        """Yield the groups of a sync, recording metrics and digests, then the KV cache scales if there are any."""
         self.metrics.begin()
         if self._digests is not None:
             self._digests.clear()

@@ -1,15 +1,15 @@
 """The wire format of the trainer's weights: their own dtype, rounded to BF16, or pre-quantized for the engines.
 
-verl 0.9.1's FSDP engines hand out the float32 weights that the optimizer holds: 30 GB for a 7B model, whose embedding
-(2,079 MiB) does not fit into verl's bucket of 2,048 MiB: where devices share no memory (IPC), an assertion ends the
-run. A refit rounds to BF16 before it quantizes, and embeddings and heads are BF16 in the engine: the same bytes arrive.
+verl 0.9.1's FSDP engines return the optimizer's float32 weights: 30 GB for a 7B model, whose embedding (2,079 MiB)
+exceeds verl's bucket of 2,048 MiB. Without IPC, an assertion then ends the run. A refit rounds to BF16 before it
+quantizes, and embeddings and heads are BF16 in the engine, so sending BF16 gives the same result.
 
-An engine keeps some parameters in float32: routers and their correction biases, decay rates, scales of norms. They are
-few and small, so whatever is not known to be rounded is sent as it is: vectors, routers, what has no `.weight` in its
-name, and what the trainer's model itself keeps in float32 (transformers' `_keep_in_fp32_modules`).
+An engine keeps some parameters in float32: routers and their correction biases, decay rates, scales of norms. These are
+few and small, so parameters that may not be rounded are sent unchanged: vectors, routers, parameters without `.weight`
+in their name, and those that the trainer's model keeps in float32 (transformers' `_keep_in_fp32_modules`).
 
-Codes (`send: int8`) leave for those names that every engine says it quantizes row by row, see transfer/prequantized.py.
-They say so once they have been written for the first time; until then, and for all others, weights leave as floats.
+With `send: int8`, parameters that every engine quantizes row by row are sent pre-quantized (transfer/prequantized.py).
+The engines report these after the first sync; until then, and for all other parameters, weights are sent as floats.
 """
 
 import re
@@ -25,7 +25,7 @@ from ascend_quant.schemes.tensors import one_by_one
 from ascend_quant.transfer.prequantized import coded, codes_dtype, sent_name
 from ascend_quant.transfer.validate import NamedTensor, check_sent
 
-ENGINE_DTYPE = "bfloat16"  # of verl's rollout.dtype; with another one, nothing is rounded
+ENGINE_DTYPE = "bfloat16"  # the supported value of verl's rollout.dtype; with others, nothing is rounded
 KEPT_BY_MODEL = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
 
 
@@ -34,9 +34,10 @@ class WireFormat:
     """The wire format of a trainer's weights: dtypes, and which parameters are pre-quantized.
 
     Attributes:
-        rounds: whether what a BF16 engine rounds leaves in BF16.
-        kept: parts of names, whole between dots, whose parameters are never rounded.
-        scheme, coded: of which scheme the codes of these names leave; with None none do.
+        rounds: whether weights that a BF16 engine rounds are sent in BF16.
+        kept: components of names (between dots) whose parameters are never rounded.
+        scheme, coded: scheme and names of the pre-quantized parameters; no parameter is pre-quantized if the scheme is
+            None.
     """
 
     rounds: bool = False
@@ -48,14 +49,14 @@ class WireFormat:
         """Return the dtype in which a parameter is sent, or the scheme if it is pre-quantized.
 
         Args:
-            tensor: its dtype and shape are read.
+            tensor: only its dtype and shape are used.
         """
         if self.scheme is not None and tensor.is_floating_point() and self._is_coded(name, tensor.shape):
             return self.scheme
         return torch.bfloat16 if self.rounds and is_rounded(name, tensor, self.kept) else tensor.dtype
 
     def as_codes(self, params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the parameters that are pre-quantized."""
+        """Return the names of the pre-quantized parameters."""
         return {name: param for name, param in params.items() if isinstance(self.dtype_or_scheme(name, param), Scheme)}
 
     def each(self, weights: Iterable[NamedTensor]) -> Iterator[list[NamedTensor]]:
@@ -73,7 +74,7 @@ class WireFormat:
                 yield coded([(name, tensor)], left)
 
     def named(self, weights: Iterable[NamedTensor]) -> list[NamedTensor]:
-        """Return weights under their sent names: those of pre-quantized tensors include the scheme."""
+        """Return weights under their sent names; those of pre-quantized tensors include the scheme."""
         if self.scheme is None:
             return [*weights]
         dtype = codes_dtype(self.scheme)

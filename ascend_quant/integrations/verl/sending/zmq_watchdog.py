@@ -1,7 +1,7 @@
-"""Ends the hang of a weight transfer whose receiver has died: the trainer's ZMQ socket notices that it is gone.
+"""Timeout for a weight transfer whose receiver has died: the trainer's ZMQ socket detects a lost peer.
 
-verl's sender waits for the answer to each bucket without a deadline. A worker that fails answers all the same
-(receiver.py); one that was killed, for want of memory say, does not. The socket's monitor tells when it is gone.
+verl's sender waits for the answer to each bucket without a timeout. A worker that fails still answers (receiver.py),
+but one that was killed, for example by the OOM killer, does not. The socket's monitor detects this.
 """
 
 import time
@@ -12,7 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ascend_quant.refit import RefitError
 
-FIRST_ANSWER_SECONDS = 600  # the engine's worker may still be busy with requests, or load kernels
+FIRST_ANSWER_SECONDS = 600  # the engine's worker may still be busy with requests, or loading kernels
 
 
 class ReceiverGone(RefitError):
@@ -28,7 +28,7 @@ class AnsweredSocket:
         self._peers = self._answers = 0
 
     def send_pyobj(self, message: Any) -> None:
-        self._wait_until(zmq.POLLOUT)  # there is a peer
+        self._wait_until(zmq.POLLOUT)  # waits for a peer
         self._socket.send_pyobj(message)
 
     def recv(self) -> bytes:
@@ -40,7 +40,7 @@ class AnsweredSocket:
         poller, deadline = zmq.Poller(), time.monotonic() + FIRST_ANSWER_SECONDS
         poller.register(self._socket, can)
         poller.register(self._monitor, zmq.POLLIN)
-        while not self._socket.poll(0, can):  # an answer counts, though its sender may have gone since
+        while not self._socket.poll(0, can):  # an answer counts, even if its sender is gone since
             left = None if self._answers else max(0, 1000 * (deadline - time.monotonic()))
             ready = dict(poller.poll(left))
             if not ready:
@@ -56,7 +56,7 @@ class AnsweredSocket:
                 )
 
     def _was_the_last(self) -> bool:
-        """Return whether the event says that no peer is left."""
+        """Return whether the event means that no peer is left."""
         came = recv_monitor_message(self._monitor)["event"] == zmq.EVENT_ACCEPTED
         self._peers += 1 if came else -1
         return self._peers == 0
@@ -64,7 +64,7 @@ class AnsweredSocket:
     def close(self) -> None:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
-        self._socket.close(linger=0)  # what nobody has taken would wait for the next sync's receiver
+        self._socket.close(linger=0)  # a message that was not received must not wait for the next sync's receiver
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)

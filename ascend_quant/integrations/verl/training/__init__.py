@@ -1,4 +1,4 @@
-"""Changes to what verl's actor computes: attention, log-probabilities, QAT, the engine's own policy.
+"""Changes to the actor's computation under verl: attention, log-probabilities, QAT, exact on-policy.
 
 packed_attention.py     attention for packed sequences without a mask; attention_settings.py says which run can have it
 log_probs.py            log-probabilities of many rows at a time

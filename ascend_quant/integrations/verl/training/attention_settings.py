@@ -1,15 +1,16 @@
-"""Check of the attention implementation in a run's settings, with one clear error if verl cannot train with it.
+"""Validation of the attention implementation in a run's settings, with one error if verl cannot train with it.
 
-verl accepts any name of transformers'. Its sequence parallelism (Ulysses) is patched into transformers' flash path
-alone: with `sdpa` each rank would attend to its own part of the sequences, and nothing would tell. Read in verl 0.9.1:
-models/transformers/monkey_patch.py (the exchange), workers/config/model.py (the name), utils/model.py (value heads).
+verl accepts any attention name of transformers. Its sequence parallelism (Ulysses) is patched only into transformers'
+flash attention path: with `sdpa` each rank would silently attend only to its own part of the sequences. Read in verl
+0.9.1: models/transformers/monkey_patch.py (the exchange), workers/config/model.py (the name), utils/model.py (value
+heads).
 """
 
 import os
 from importlib.util import find_spec
 from typing import Any
 
-PACKED = "torch_varlen"  # the name of packed_attention.py with transformers
+PACKED = "torch_varlen"  # packed_attention.py's name in transformers
 LIBRARY = "ascend_quant.integrations.verl.training.packed_attention"
 NAME_KEY = "actor_rollout_ref.model.override_config.attn_implementation"
 LIBRARY_KEY = "actor_rollout_ref.model.external_lib"
@@ -19,32 +20,32 @@ ULYSSES_KEYS = tuple(
 )
 WHAT_TO_SET = f"{LIBRARY_KEY}={LIBRARY} ++{NAME_KEY}={PACKED}"
 
-FLASH = "flash_attention_2"  # verl's choice where nothing is said
+FLASH = "flash_attention_2"  # verl's default
 WITHOUT_EXCHANGE = ("eager", "flex_attention", "sdpa")
-ON_NPUS = ("eager", FLASH, "sdpa")  # FLASH by torch_npu's npu_fusion_attention: transformers/integrations
-FLASH_BY_NAME = ("qwen2_vl", "qwen2_5_vl", "glm4v")  # verl's own attention of these calls flash_attn's functions
+ON_NPUS = ("eager", FLASH, "sdpa")  # FLASH uses torch_npu's npu_fusion_attention: transformers/integrations
+FLASH_BY_NAME = ("qwen2_vl", "qwen2_5_vl", "glm4v")  # verl's attention for these calls flash_attn
 
 
 class AttentionError(ValueError):
-    """Raised for settings of the trainer's attention, or of what goes with it, that cannot work."""
+    """Raised if the trainer's attention, or a setting related to it, cannot work."""
 
 
 def check(config: Any, critic: bool) -> None:
-    """Raise one clear error before anything starts, when verl's FSDP engine cannot compute what is asked for.
+    """Raise one error, before anything starts, if verl's FSDP engine does not support the attention settings.
 
     Args:
         config: verl's whole configuration.
         critic: whether the run has a critic.
 
     Raises:
-        AttentionError: the setting, its value, and what to set in its place.
+        AttentionError: a setting is not supported; the message has its value and what to set instead.
     """
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
-    if actor.strategy not in ("fsdp", "fsdp2"):  # others have an attention of their own
+    if actor.strategy not in ("fsdp", "fsdp2"):  # others have their own attention
         return
     attention = (model.get("override_config") or {}).get("attn_implementation", FLASH)
     ranks = max(_ulysses(actor, "fsdp_config"), _ulysses(config.actor_rollout_ref.get("ref") or {}, "fsdp_config"))
-    device = config.trainer.device  # npu wherever verl has seen one
+    device = config.trainer.device  # verl sets it to npu if it has found one
     if problem := without_kernel(attention, device) or without_exchange(attention, ranks, device):
         raise AttentionError(problem)
     if attention == PACKED and LIBRARY not in _libraries(model):
@@ -60,7 +61,8 @@ def check(config: Any, critic: bool) -> None:
 
 
 def without_kernel(attention: str, device: str) -> str | None:
-    """Return why FSDP's trainer lacks a kernel for an attention on a device, or None; verl finds out in its workers."""
+    """Return why FSDP's trainer lacks a kernel for an attention on a device, or None; verl fails only in its
+    workers."""
     if device != "npu" or attention in ON_NPUS:
         return None
     return (
@@ -70,7 +72,7 @@ def without_kernel(attention: str, device: str) -> str | None:
 
 
 def without_exchange(attention: str, ranks: int, device: str) -> str | None:
-    """Return why an attention cannot compute with Ulysses over so many ranks, or None if it can."""
+    """Return why an attention does not support Ulysses with this many ranks, or None if it does."""
     if ranks == 1 or attention not in WITHOUT_EXCHANGE:
         return None
     instead = f"++{NAME_KEY}={FLASH}" if device == "npu" else WHAT_TO_SET
@@ -99,7 +101,7 @@ def _check_model(actor: Any, model: Any) -> None:
 
 
 def _check_critic(critic: Any) -> None:
-    """Raise if a critic lacks flash-attn: verl loads value heads with flash_attention_2, whatever the settings say."""
+    """Raise if a critic lacks flash-attn: verl loads value heads with flash_attention_2, regardless of the settings."""
     if critic.strategy in ("fsdp", "fsdp2") and not _has_flash():
         raise AttentionError(
             f"critic.strategy={critic.strategy}: verl always loads a critic with {FLASH}, and the package "
@@ -109,7 +111,7 @@ def _check_critic(critic: Any) -> None:
 
 
 def _ulysses(role: Any, engine: str) -> int:
-    """Return the number of Ulysses ranks that share a sequence; both places are read, the outer one first."""
+    """Return the number of Ulysses ranks that share a sequence; of its two settings, the outer one has priority."""
     return max(role.get(ULYSSES) or 1, (role.get(engine) or {}).get(ULYSSES) or 1)
 
 
@@ -128,7 +130,7 @@ def _flash_functions() -> bool:
 
 
 def _model_config(model: Any) -> Any:
-    """Load the model's own config from a folder or the hub; None where there is none to read, which verl will tell."""
+    """Load the model's config from a folder or the hub; None if there is none, which verl will report."""
     from transformers import AutoConfig
 
     try:

@@ -1,7 +1,7 @@
 """A warning if the effective sample size (ESS) of importance weights is small; verl only logs it.
 
-In bypass mode verl has the figure of each micro-batch, not of the batch, and means them under the actor's name. With
-weights of sequences, a sequence that is alone in its micro-batch counts as all of it: 1.000, whatever its weight.
+In bypass mode verl computes the ESS per micro-batch, and logs the mean under the actor's name. With sequence weights, a
+micro-batch with a single sequence has an ESS of 1.000, whatever its weight.
 """
 
 import logging
@@ -10,8 +10,8 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-LEAST = 0.8  # of a batch that importance weights should leave
-EVERY = 50  # steps between two words
+LEAST = 0.8  # fraction of a batch that importance weights should leave
+EVERY = 50  # steps between two warnings
 NAME = "rollout_corr/rollout_is_eff_sample_size"
 CUT = "rollout_corr/rollout_is_ratio_fraction_high"
 DO = {
@@ -27,12 +27,12 @@ DO = {
 
 
 def metric(name: str, bypass: bool) -> str:
-    """Return the name of a figure of the importance weights in verl's log."""
+    """Return the name of an importance weight metric in verl's log."""
     return f"actor/{name}" if bypass else name
 
 
 class EffectiveSample:
-    """Warns when a step's metrics have a low effective sample size of the importance weights, or none.
+    """Warns if a step's metrics have a low effective sample size of the importance weights, or none.
 
     Args:
         correction: verl's `algorithm.rollout_correction`, or None.
@@ -51,7 +51,7 @@ class EffectiveSample:
             )
 
     def look(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Warn if the share is below LEAST, or missing where weights are asked for; not again for EVERY steps."""
+        """Warn if the ESS is below LEAST, or missing although weights are requested; at most once in EVERY steps."""
         if self.level is None or step < self.silent_until or (said := self._problem(metrics)) is None:
             return
         self.silent_until = step + EVERY

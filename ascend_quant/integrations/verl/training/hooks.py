@@ -1,6 +1,6 @@
-"""Monkeypatches of verl's training engine: what is replaced at run time, why, and how to disable it.
+"""Monkeypatches of verl's training engine: functions that are replaced at run time, why, and how to disable them.
 
-Part of the list in verl/hooks.py.
+The list in verl/hooks.py includes them.
 """
 
 import functools
@@ -16,8 +16,7 @@ _HERE = "ascend_quant.integrations.verl.training"
 
 
 def take_log_probs_in_chunks() -> None:
-    """Replace verl's `cross_entropy_loss` by ours if no other kernel is there: the name that verl calls, and its
-    flag."""
+    """Replace verl's `cross_entropy_loss` by ours, and set verl's flag for it, if no other kernel is available."""
     import verl.utils.torch_functional as module
 
     flags = ("FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", "NPU_CROSS_ENTROPY_LOSS_AVAILABLE")
@@ -27,10 +26,10 @@ def take_log_probs_in_chunks() -> None:
 
 
 def take_log_probs_as_the_engine(words: int | None = None) -> None:
-    """Replace verl's `cross_entropy_loss` by ours in any case: other kernels' sums differ in the last bit.
+    """Replace verl's `cross_entropy_loss` by ours in any case, since other kernels' sums differ in the last bit.
 
     Args:
-        words: that verl lets the engine sample; see `log_probs_of`.
+        words: size of the vocabulary that the engine samples; see `log_probs_of`.
     """
     import verl.utils.torch_functional as module
 
@@ -53,7 +52,7 @@ def divided_in_float32(original: Callable) -> Callable:
 
 
 def without_attention(original: Callable) -> Callable:
-    """Wrap `update_model_config`: `attn_implementation` is dropped from the overrides that it writes."""
+    """Wrap `update_model_config`: `attn_implementation` is removed from the overrides that it writes."""
 
     def update(module_config: Any, override_config_kwargs: dict[str, Any]) -> None:
         original(module_config, {k: v for k, v in override_config_kwargs.items() if k != "attn_implementation"})

@@ -1,14 +1,14 @@
-"""Attention for packed sequences without a mask, for verl's trainer: torch's own kernels.
+"""Attention for packed sequences without a mask, for verl's trainer, by torch's own kernels.
 
     actor_rollout_ref.model.external_lib=ascend_quant.integrations.verl.training.packed_attention
     +actor_rollout_ref.model.override_config.attn_implementation=torch_varlen
 
 verl imports `external_lib` in every process that builds a model (actor, reference), which registers the name with
-transformers. `torch.nn.attention.varlen` (FlashAttention 2) is part of torch: nothing to install, memory grows with the
-tokens. Long sequences go one at a time through scaled_dot_product_attention, for which torch has a faster kernel on
-Hopper; on a CPU all of them do, as one batch.
+transformers. `torch.nn.attention.varlen` (FlashAttention 2) is part of torch, and its memory is linear in the tokens.
+Long sequences use scaled_dot_product_attention one at a time, for which torch has a faster kernel on Hopper; on a CPU
+it processes all sequences as one batch.
 
-Shape suffixes: B rows of a batch, S tokens of a row, T tokens of all sequences, N sequences, H heads, D head dimension.
+Shape suffixes: B rows of a batch, S tokens per row, T tokens of all sequences, N sequences, H heads, D head size.
 """
 
 import inspect
@@ -32,23 +32,23 @@ from ascend_quant.integrations.verl.training import hooks
 from ascend_quant.integrations.verl.training.attention_settings import PACKED
 from ascend_quant.integrations.wrapping import install
 
-# torch 2.13 refuses fewer key than query heads unless told; 2.11 takes them as they are.
+# torch 2.13 requires enable_gqa for fewer key than query heads; 2.11 does not have it.
 GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-EVERYTHING = -1  # no end of the window on this side
-# Tokens from which a launch a sequence pays: a 7B layer forward and backward on an H200 takes 0.98 ms in place of 1.80
-# at 4,096 tokens, 12.5 in place of 21.7 at 16,384 (benchmarks/results/2026-11-23-h200-training.md).
+EVERYTHING = -1  # no window limit on this side
+# Sequence length from which one launch per sequence pays: forward and backward of a 7B layer on an H200 takes 0.98 ms
+# instead of 1.80 at 4,096 tokens, 12.5 instead of 21.7 at 16,384 (benchmarks/results/2026-11-23-h200-training.md).
 LONG = 4096
 
 
 def register() -> None:
-    """Make the name known to transformers, and keep it out of what verl saves."""
+    """Register the attention with transformers, and exclude its name from the configs that verl saves."""
     AttentionInterface.register(PACKED, packed_attention)
-    AttentionMaskInterface.register(PACKED, flash_attention_mask)  # a batch's 2-D mask as it is, or None
+    AttentionMaskInterface.register(PACKED, flash_attention_mask)  # passes a batch's 2-D mask through, or None
     install(hooks.WITH_OUR_ATTENTION)
 
 
 def register_exact() -> None:
-    """Have the exact attention's name mean the one that exchanges heads under Ulysses."""
+    """Register the exact attention's name for the variant that exchanges heads under Ulysses."""
     AttentionInterface.register(EXACT, partial(packed_attention, compute=exact))
 
 
@@ -68,22 +68,22 @@ def packed_attention(
     compute: Callable[..., torch.Tensor] | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention over packed sequences, as transformers calls it; keys and values may have fewer heads (GQA).
+    """Compute attention over packed sequences, with transformers' signature; there may be fewer key/value heads (GQA).
 
-    Under Ulysses each rank has a part of every row (S / ranks tokens) and all heads; heads are exchanged for tokens
-    before the kernel, and back after it.
+    Under Ulysses each rank has S / ranks tokens of every row, and all heads; heads are exchanged for tokens before the
+    kernel, and back after it.
 
     Args:
         attention_mask: (B, S), true tokens nonzero, or None if nothing is padded.
         position_ids: (B, S); without a mask, a sequence begins wherever it is 0.
-        compute: what computes in the place of `varlen`.
+        compute: attention function to use instead of `varlen`.
 
     Returns:
-        (B, S, H, D), and None for the weights.
+        The output (B, S, H, D), and None for the attention weights.
 
     Raises:
-        NotImplementedError: dropout, softcap, attention sinks, a cache, a device without a kernel (on NPUs there is
-            flash_attention_2), padding under Ulysses, or a model that hands its attention no positions.
+        NotImplementedError: for dropout, softcap, attention sinks, a cache, a device without a kernel (use
+            flash_attention_2 on NPUs), padding under Ulysses, or a model that passes no positions to its attention.
     """
     causal = module.is_causal if is_causal is None else is_causal
     exchange = ULYSSES if ulysses.get_ulysses_sequence_parallel_world_size() > 1 and position_ids is not None else None
@@ -113,10 +113,10 @@ def exact(
     window: tuple[int, int],
     scale: float | None,
 ) -> torch.Tensor:
-    """Compute causal attention within each sequence, (T, H, D), by an exact engine's kernel.
+    """Compute causal attention within each sequence, (T, H, D), with an exact engine's kernel.
 
     Raises:
-        NotImplementedError: a window, or a model that is not causal.
+        NotImplementedError: for a sliding window, or a model that is not causal.
     """
     if window != (EVERYTHING, 0):
         raise NotImplementedError(f"{EXACT} does not support window={window}, only full causal attention")
@@ -131,13 +131,13 @@ def varlen(
     window: tuple[int, int],
     scale: float | None,
 ) -> torch.Tensor:
-    """Compute attention within each packed sequence, (T, H, D), by torch's kernel for the device.
+    """Compute attention within each packed sequence, (T, H, D), with torch's kernel for the device.
 
     Args:
-        window: how many tokens before and after itself a token sees; -1 is all of them.
+        window: how many tokens before and after itself a token attends to; -1 means all.
 
     Raises:
-        NotImplementedError: on a GPU, a dtype without a kernel.
+        NotImplementedError: on a GPU, for a dtype without a kernel.
     """
     return BY_DEVICE[q_THD.device.type](q_THD, k_THD, v_THD, sequences, window, scale)
 
@@ -167,21 +167,21 @@ def _one_padded_batch(
     window: tuple[int, int],
     scale: float | None,
 ) -> torch.Tensor:
-    """Compute attention of packed sequences in one right-padded batch, a row for each."""
+    """Compute attention of packed sequences in one right-padded batch, with one row per sequence."""
     place = torch.arange(max(sequences.lengths), device=q.device)
     true_NS = place < sequences.offsets.diff().unsqueeze(1)
 
     def rows(x: torch.Tensor) -> torch.Tensor:
         return x.new_zeros(*true_NS.shape, *x.shape[1:]).masked_scatter(true_NS[..., None, None], x).transpose(1, 2)
 
-    plain = window == (EVERYTHING, 0)  # then what fills a row up comes after all that a true token sees
+    plain = window == (EVERYTHING, 0)  # causal, so real tokens never attend to the padding after them
     how = {"is_causal": True} if plain else {"attn_mask": _seen(true_NS, window)}
     out = F.scaled_dot_product_attention(rows(q), rows(k), rows(v), scale=scale, enable_gqa=True, **how)
     return out.transpose(1, 2)[true_NS]
 
 
 def _seen(true_NS: torch.Tensor, window: tuple[int, int]) -> torch.Tensor:
-    """Return the attention mask (N, 1, S, S), true where a token is seen; padding sees itself, lest softmax is NaN."""
+    """Return the attention mask (N, 1, S, S); padding attends to itself, to avoid NaN in softmax."""
     before, after = (true_NS.shape[1] if side == EVERYTHING else side for side in window)
     place = torch.arange(true_NS.shape[1], device=true_NS.device)
     back = place.unsqueeze(1) - place
@@ -199,16 +199,16 @@ def _positions_of_all_ranks(position_ids: torch.Tensor) -> torch.Tensor:
 
 
 def _of_one_dtype(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Cast to autocast's dtype what norms and rotations have left in float32; the kernel is not on autocast's lists."""
+    """Cast to autocast's dtype if norms and rotations have left float32; autocast does not cover the kernel."""
     kind = tensors[0].device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     return [x.to(dtype or x.dtype) for x in tensors]
 
 
 def _all_tokens_of_some_heads(*qkv_BSHD: torch.Tensor) -> list[torch.Tensor]:
-    """Exchange heads for tokens (Ulysses), by verl's own functions: (B, S, H, D) to (B, S * ranks, H / ranks, D).
+    """Exchange heads for tokens (Ulysses), by verl's functions: (B, S, H, D) to (B, S * ranks, H / ranks, D).
 
-    Key and value heads that are fewer than the ranks are repeated first, as verl does.
+    If there are fewer key/value heads than ranks, they are repeated first, as in verl.
     """
     ranks = ulysses.get_ulysses_sequence_parallel_world_size()
     whole = [x.repeat_interleave(max(ranks // x.shape[2], 1), dim=2) for x in qkv_BSHD]

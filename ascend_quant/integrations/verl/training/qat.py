@@ -2,10 +2,10 @@
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.qat=int4_g128
 
-`int8_exact` is more: the actor computes the engine's INT8 policy bit for bit, see exact/settings.py. Or by slime's
-variables, see `ascend_quant.qat.variables`. It stands among the rollout's options because verl's actor takes
-no setting that it does not know, and because both must name one scheme. The layers that the rollout ignores are
-ignored in training too.
+slime's environment variables select it too, see `ascend_quant.qat.variables`. With `int8_exact` the actor computes the
+engine's INT8 policy bit for bit, see exact/settings.py. The option is among the rollout's because verl's actor rejects
+unknown settings, and because both must use the same scheme. Layers that the rollout ignores are ignored in training
+too.
 """
 
 import os
@@ -26,13 +26,14 @@ STRATEGIES = ("fsdp", "fsdp2", "megatron")
 
 
 class FakeQuantization(NamedTuple):
-    """Settings of QAT: the fake quantization that the actor's layers get.
+    """Settings of QAT: the fake quantization of the actor's layers.
 
     Attributes:
-        scheme: its name.
+        scheme: name of the scheme.
         ignore: layers that keep their dtype, in vLLM's patterns.
-        warning: what the user should know; empty if nothing.
-        ranks: of the engine whose policy the actor computes bit for bit; None where weights alone are fake-quantized.
+        warning: a warning for the user; may be empty.
+        ranks: tensor-parallel size of the engine whose policy the actor computes bit for bit; None if only weights are
+            fake-quantized.
     """
 
     scheme: str
@@ -53,8 +54,8 @@ def wanted(config: Any) -> FakeQuantization | None:
     """Return the fake quantization (QAT) that a run asks for; None if it asks for none.
 
     Raises:
-        RefitError: it cannot be had, or is not the rollout's.
-        QatVariableError: one of slime's variables holds what it may not.
+        RefitError: it is not supported, or differs from the rollout's.
+        QatVariableError: one of slime's variables has an invalid value.
     """
     asked = _asked(config)
     if exact_settings.is_strict(config.actor_rollout_ref.rollout) and asked != EXACT:
@@ -119,7 +120,7 @@ def _check(config: Any, scheme: str) -> None:
 
 
 def _served(config: Any) -> list[Served]:
-    """Return how each of the rollout's replicas holds its weights, as far as the configuration tells them apart."""
+    """Return how each replica of the rollout stores its weights, as far as the configuration distinguishes them."""
     rollout = config.actor_rollout_ref.rollout
     if not wants_refits(config):
         return [Served(rollout.get("quantization") or "bf16")]
@@ -130,7 +131,7 @@ def _served(config: Any) -> list[Served]:
 
 
 def _replicas(config: Any) -> list[Options]:
-    """Return the options of each of the rollout's replicas, by our own options."""
+    """Return the quantization options of each replica of the rollout."""
     options = Options.of(_plain(engine_options(config.actor_rollout_ref.rollout)))
     return [options.of_replica(rank) for rank in range(max(1, len(options.replicas)))]
 

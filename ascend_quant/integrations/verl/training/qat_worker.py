@@ -1,10 +1,9 @@
 """verl's actor with fake-quantized layers; critic and reference model are unchanged.
 
-The layers change when the training engine has built its model, wrapped and with an optimizer: parameters and their
-names stay, so what is saved and what is sent to the rollout is as before. verl 0.9.1 has a hook of its own close by,
-before the wrapping (`FSDPEngine._apply_qat`, `apply_qat_to_modules` for Megatron). It does not fit: it knows NVFP4
-alone, replaces modules, and its exporters send packed NVFP4 weights under other names, where our rollout quantizes
-what arrives.
+The layers are changed after the training engine has built and wrapped its model and created the optimizer. Parameters
+keep their names, so checkpoints and weight syncs are unchanged. verl 0.9.1 has its own hook before the wrapping
+(`FSDPEngine._apply_qat`, `apply_qat_to_modules` for Megatron), which does not fit: it supports only NVFP4, replaces
+modules, and sends packed NVFP4 weights under other names, while our rollout quantizes the weights that it receives.
 """
 
 import functools
@@ -30,14 +29,14 @@ def with_fake_quantization(trainer_class: type, wanted: FakeQuantization) -> typ
 
     class QatTrainer(*kinds, trainer_class):
         def _init_resource_pool_mgr(self) -> None:
-            super()._init_resource_pool_mgr()  # here verl says which role is played by which worker class
+            super()._init_resource_pool_mgr()  # verl assigns worker classes to roles here
             fake_quantize_actors(self.role_worker_mapping, wanted)
 
     return QatTrainer
 
 
 def fake_quantize_actors(role_worker_mapping: dict[Any, Any], wanted: FakeQuantization) -> None:
-    """Give verl's actor workers fake-quantized layers, in each role that they play; the mapping is changed in place."""
+    """Give verl's actor workers fake-quantized layers, in each of their roles; changes the mapping in place."""
     for role, actor_class in role_worker_mapping.items():
         worker_class = plain_class(actor_class)
         if issubclass(worker_class, ActorRolloutRefWorker):
@@ -64,9 +63,9 @@ def fake_quantized(worker: TrainingWorker, wanted: FakeQuantization) -> Training
     def initialize_and_apply() -> None:
         initialize()
         applied = apply(worker.engine, wanted)
-        worker.unquantized = applied.in_engine  # which the engine compares with its own, see weight_sender.py
+        worker.unquantized = applied.in_engine  # the engine compares it with its own, see weight_sender.py
         if torch.distributed.get_rank() == 0:
-            # no problem, but verl's workers show nothing below a warning
+            # a warning because verl's workers suppress lower levels
             logger.warning("the actor: %s", applied)
 
     worker.engine.initialize = initialize_and_apply
@@ -76,7 +75,7 @@ def fake_quantized(worker: TrainingWorker, wanted: FakeQuantization) -> Training
 
 
 def apply(engine: Any, wanted: FakeQuantization) -> Applied | exact_worker.Applied:
-    """Apply fake quantization to the model of a training engine; for Megatron, to the model's parts on this rank."""
+    """Apply fake quantization to the model of a training engine; for Megatron, to the model chunks on this rank."""
     if wanted.ranks is not None:
         return exact_worker.apply(engine, wanted.ranks)
     module = engine.module

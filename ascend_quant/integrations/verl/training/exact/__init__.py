@@ -1,4 +1,4 @@
-"""On-policy to the bit under verl: the actor computes the INT8 engine's policy, and the run proves it.
+"""Bitwise on-policy under verl: the actor computes the INT8 engine's policy, and the run verifies it.
 
 settings.py   what a run with qat=int8_exact must be
 worker.py     the actor; in each update it counts the tokens that are not the engine's bits

@@ -1,9 +1,10 @@
-"""Some sequences computed in three ways with the same weights: whether engine and trainer are one policy, and if not,
-which of the two is at fault.
+"""A probe of some sequences, computed in three ways with the same weights: it tells whether engine and trainer have the
+same policy, and if not, which of them is at fault.
 
-The engine samples (decode), then takes all as a prompt (prefill), then the actor computes the same tokens. Decode
-beside prefill shows an engine whose bits depend on the batch; the actor beside prefill shows a trainer that computes
-something else. All at temperature 1: vLLM does not divide a prompt's logits.
+The engine samples (decode), then processes the same tokens as a prompt (prefill), then the actor computes them. A
+difference between decode and prefill means that the engine is not batch-invariant; a difference between the actor and
+prefill means that the trainer computes something else. All use temperature 1, since vLLM does not divide a prompt's
+logits.
 """
 
 from collections.abc import Sequence
@@ -17,9 +18,9 @@ from torch.nn.utils.rnn import pad_sequence
 from ascend_quant.exact.counters import Compared, compare
 from ascend_quant.exact.stages import Recorded
 
-PROMPTS, ANSWER = 8, 64  # of the probe at a run's start; tokens of an answer
-SHORTEST, LONGEST = 8, 4096  # tokens of its prompts
-PREFILL = {"max_tokens": 1, "prompt_logprobs": 0}  # the log-probability of every token of a prompt
+PROMPTS, ANSWER = 8, 64  # prompts of the probe at a run's start; tokens per answer
+SHORTEST, LONGEST = 8, 4096  # tokens per prompt
+PREFILL = {"max_tokens": 1, "prompt_logprobs": 0}  # requests the log-probability of every prompt token
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True, "ignore_eos": True}
 
 
@@ -27,10 +28,10 @@ class Sampled(NamedTuple):
     """A sequence sampled by one engine, with its log-probabilities from decode and from prefill.
 
     Attributes:
-        tokens: prompt and answer.
-        prompt: tokens of the prompt.
-        decode: log-probabilities of the answer's tokens, as they were sampled.
-        prefill: of all tokens but the first.
+        tokens: tokens of prompt and answer.
+        prompt: number of prompt tokens.
+        decode: log-probabilities of the answer's tokens when they were sampled.
+        prefill: log-probabilities of all tokens but the first.
     """
 
     tokens: list[int]
@@ -40,12 +41,12 @@ class Sampled(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """Result of a probe: decode and the actor, each compared with the engine's prefill.
+    """The result of a probe: decode and the actor, each compared with the engine's prefill.
 
     Attributes:
-        engine: decode beside prefill.
-        trainer: the actor beside prefill, on the rank that differs most.
-        longest: tokens of the longest sequence.
+        engine: decode compared with prefill.
+        trainer: the actor compared with prefill, on the rank that differs most.
+        longest: number of tokens of the longest sequence.
     """
 
     engine: Compared
@@ -72,11 +73,11 @@ def _said(found: Compared) -> str:
 
 
 def prompts(words: int, longest: int) -> list[list[int]]:
-    """Generate random prompts of SHORTEST tokens to as many as fit, in a geometric series of lengths.
+    """Generate random prompts with lengths in a geometric series, from SHORTEST up to the maximum.
 
     Args:
-        words: of the vocabulary that can be sampled.
-        longest: tokens of prompt and answer that an engine takes.
+        words: size of the vocabulary that can be sampled.
+        longest: maximum tokens of prompt and answer.
     """
     most = min(LONGEST, longest - answer_of(longest) - 1)
     least = min(SHORTEST, most)
@@ -86,12 +87,12 @@ def prompts(words: int, longest: int) -> list[list[int]]:
 
 
 def answer_of(longest: int) -> int:
-    """Return the tokens that a probe's answer has, where prompt and answer are at most `longest`."""
+    """Return the number of answer tokens of a probe, given the maximum of prompt and answer."""
     return max(1, min(ANSWER, longest // 2 - 1))
 
 
 def around(tokens: Sequence[int], place: int, longest: int) -> tuple[list[int], int]:
-    """Return a prompt, and the length of an answer that has tokens[place] in its middle, as far as they fit."""
+    """Return a prompt, and the length of an answer that has tokens[place] in its middle if possible."""
     end = max(1, min(place - ANSWER // 2, longest - 2))
     return list(tokens[:end]), min(ANSWER, longest - 1 - end)
 
@@ -100,8 +101,8 @@ def sample(servers: Sequence[Any], asked: Sequence[list[int]], answer: int) -> l
     """Return every engine's answers to all prompts: sampled together in a batch, then computed as prompts (prefill).
 
     Args:
-        servers: Ray actors of verl's, one an engine.
-        answer: tokens of an answer.
+        servers: verl's Ray actors, one per engine.
+        answer: number of answer tokens.
     """
     pairs = [(server, prompt) for server in servers for prompt in asked]
     sampled = ray.get([_generate(server, prompt, max_tokens=answer) for server, prompt in pairs])
@@ -117,7 +118,7 @@ def judge(sampled: Sequence[Sampled], ranks: Sequence[list[list[float]] | None])
     """Compare the engine's decode and the actor's log-probabilities with the engine's prefill.
 
     Args:
-        ranks: of each rank of the actor the log-probabilities of every sequence's tokens but the first; None where
+        ranks: for each rank of the actor, the log-probabilities of every sequence's tokens but the first; None if
             another rank has them.
     """
     own = [one.prefill[one.prompt - 1 :] for one in sampled]
@@ -128,7 +129,7 @@ def judge(sampled: Sequence[Sampled], ranks: Sequence[list[list[float]] | None])
 
 
 def stages(server: Any, tokens: list[int]) -> dict[str, Recorded]:
-    """Return the stages of an engine's prefill of a sequence, those of its first worker."""
+    """Return the stages of an engine's prefill of a sequence, from its first worker."""
     return ray.get(server.exact_stages.remote(tokens, {**SAMPLING, **PREFILL}))[0]
 
 
@@ -137,7 +138,7 @@ def _generate(server: Any, prompt: list[int], **sampling: Any) -> ray.ObjectRef:
 
 
 def _compared(engine: Sequence[list[float]], trainer: Sequence[list[float]]) -> Compared:
-    """Compare log-probabilities row by row; rows with one index have one length."""
+    """Compare log-probabilities row by row; rows with equal indexes have equal lengths."""
     sides = [pad_sequence([torch.tensor(row) for row in rows], batch_first=True) for rows in (engine, trainer)]
     mask = pad_sequence([torch.ones(len(row)) for row in engine], batch_first=True)
     return compare(*sides, mask)

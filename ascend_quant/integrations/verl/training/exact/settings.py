@@ -3,7 +3,7 @@
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.qat=int8_exact
     +actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.quantization_config.exact=true
 
-A setting that changes what one of them computes makes every token differ, so each such setting is refused by name.
+A setting that changes the computation of only one of them makes every token differ, so such settings are refused.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from ascend_quant.refit import RefitError
 
 OPTION = f"rollout.engine_kwargs.{QUANTIZATION}.qat={EXACT}"
 PARTS, SYNC = "actor_rollout_ref", "sync"
-MUST_BE: dict[str, tuple[Any, str]] = {  # below actor_rollout_ref; verl's defaults where nothing is set
+MUST_BE: dict[str, tuple[Any, str]] = {  # below actor_rollout_ref; unset values have verl's defaults
     "actor.strategy": ("fsdp2", "exact training needs parameters in BF16 during the forward pass, as FSDP2 has them"),
     "model.use_fused_kernels": (False, "verl's fused kernel computes log-probabilities differently from the engine"),
     "rollout.calculate_log_probs": (
@@ -32,10 +32,10 @@ MUST_BE: dict[str, tuple[Any, str]] = {  # below actor_rollout_ref; verl's defau
 
 
 def ranks_of(config: Any) -> int:
-    """Return the engine's tensor parallel ranks, as which the actor computes.
+    """Return the engine's tensor-parallel size, which the actor reproduces.
 
     Raises:
-        RefitError: a setting that cannot be, its value, and what to set in its place.
+        RefitError: a setting is invalid; the message has its value and what to set instead.
     """
     for name, (wanted, why) in MUST_BE.items():
         if (value := _value(config[PARTS], name, wanted)) != wanted:
@@ -55,18 +55,18 @@ def ranks_of(config: Any) -> int:
 
 
 def is_strict(rollout: Any) -> bool:
-    """Return whether one token that differs is to end the run.
+    """Return whether a single differing token ends the run.
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.strict=true
 
     Raises:
-        RefitError: a value that is neither True nor False.
+        RefitError: the value is not True or False.
     """
     return flag(rollout, "strict", default=False)
 
 
 def check_engine(options: Options) -> None:
-    """Raise RefitError unless a replica with these options serves what the actor computes."""
+    """Raise RefitError unless a replica with these options serves the policy that the actor computes."""
     where = "rollout.engine_kwargs.vllm.hf_overrides.quantization_config"
     if options.scheme != EXACT_SCHEME:
         raise RefitError(f"{OPTION}, but the rollout serves {options.scheme}: set {where}.scheme={EXACT_SCHEME}")

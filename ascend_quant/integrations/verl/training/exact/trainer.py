@@ -1,9 +1,10 @@
-"""The trainer of an exact actor: engine and actor are compared before the first step, and every token while it runs.
+"""The trainer of an exact actor: compares engine and actor before the first step, and every token of each update.
 
-At the start their fingerprints must be equal, and a probe computes some sequences on both sides (probe.py). From
-then on each update counts the tokens that differ (worker.py). The first that does is told, and after the next
-sync its sequence is probed: that names the side at fault, and in the trainer the operation (exact/stages.py). Above
-MOST of a batch the trainer takes to token weights, which correct what differs; `strict` ends the run at one token.
+At the start their fingerprints must be equal, and a probe computes some sequences on both sides (probe.py). Each update
+counts the tokens that differ (worker.py). The first one is reported, and after the next sync its sequence is probed,
+which identifies the side at fault, and in the trainer the operation (exact/stages.py). If more than MOST of a batch
+differ, the trainer switches to token-level importance weights, which correct the difference; `strict` ends the run at
+the first token.
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.strict=true
 """
@@ -25,14 +26,14 @@ from ascend_quant.refit import RefitError
 
 logger = logging.getLogger(__name__)
 
-MOST = 1e-3  # of a batch's tokens that may differ without importance weights
-WEIGHTS = {"bypass_mode": False, "rollout_is": "token"}  # of verl's algorithm.rollout_correction
+MOST = 1e-3  # fraction of a batch's tokens that may differ without importance weights
+WEIGHTS = {"bypass_mode": False, "rollout_is": "token"}  # for verl's algorithm.rollout_correction
 
 
 class ExactTrainer:
-    """Mixin before a trainer class that has refits: compares the exact actor with the engine, reacts to differences."""
+    """Mixin before a trainer class with refits: compares the exact actor with the engine, and reacts to differences."""
 
-    suspect: Unequal | None = None  # whose sequence the next sync's weights are probed with
+    suspect: Unequal | None = None  # its sequence is probed after the next sync
     told = weighs = False
 
     def on_init_end(self) -> None:
@@ -57,7 +58,7 @@ class ExactTrainer:
             self._probe([prompt] * exact_probe.PROMPTS, answer)
 
     def _compare_fingerprints(self) -> None:
-        """Raise RefitError where an engine's process and the actor's may have other kernels."""
+        """Raise RefitError if the processes of engine and actor may have different kernels."""
         servers = [replica.servers[0] for replica in self._synced()]
         engines = [one for each in ray.get([server.exact_fingerprint.remote() for server in servers]) for one in each]
         first, *others = self.actor_rollout_wg.exact_fingerprint()
@@ -81,10 +82,11 @@ class ExactTrainer:
                 said += f". In the trainer {self._first_stage(sampled[found.trainer.first[0]].tokens)}"
             self._answer(said, found.worst.unequal, found.worst.tokens)
         else:
-            print(f"exact: probe, {found}", flush=True)  # verl shows no log line of ours below a warning
+            print(f"exact: probe, {found}", flush=True)  # verl suppresses our log lines below WARNING
 
     def _first_stage(self, tokens: list[int]) -> str:
-        """Compare a sequence's stages in the engine, the weights of the last sync in it, with those in the actor."""
+        """Compare the stages of a sequence in the engine, which has the weights of the last sync, with those in the
+        actor."""
         engine = exact_probe.stages(self._synced()[0].servers[0], tokens)
         self.checkpoint_manager.sleep_replicas()
         ranks = self.actor_rollout_wg.exact_stages(tokens)
@@ -92,7 +94,7 @@ class ExactTrainer:
         return first_difference(engine, ranks, len(tokens))
 
     def _look(self, unequal: float, tokens: float) -> None:
-        """Act on tokens that differ in an update: report the first, then answer if they are too many."""
+        """React to tokens that differ in an update: report the first, and act if there are too many."""
         said = (
             f"step {self.global_steps}, {unequal:.0f} of {tokens:.0f} tokens do not have the engine's log-probability"
         )
@@ -106,7 +108,7 @@ class ExactTrainer:
 
     @property
     def _longest(self) -> int:
-        """The most tokens of prompt and answer together that engine and actor take."""
+        """Return the maximum of prompt and answer tokens that engine and actor support."""
         rollout = self.config.actor_rollout_ref.rollout
         return rollout.max_model_len or rollout.prompt_length + rollout.response_length  # verl's default is null
 
@@ -122,7 +124,7 @@ class ExactTrainer:
             self._weigh()
 
     def _weigh(self) -> None:
-        """Switch to token weights from the next step on, for which the trainer computes its own log-probabilities."""
+        """Use token-level weights from the next step on, for which the trainer computes its own log-probabilities."""
         self.weighs = True
         correction = self.config.algorithm.rollout_correction
         with open_dict(correction):

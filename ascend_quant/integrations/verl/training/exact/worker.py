@@ -1,8 +1,8 @@
-"""An actor that computes the engine's INT8 policy and counts tokens with another log-probability than the engine's.
+"""An actor that computes the engine's INT8 policy and counts tokens whose log-probability differs from the engine's.
 
-They are compared in the forward passes of an update, while the actor's weights are those that the rollout has sampled
-with: from a sync to the first optimizer step after it. Later mini-batches are another policy. What the trainer's
-process makes of the counts is in trainer.py.
+They are compared in the forward passes of an update, while the actor has the weights of the rollout: from a sync to the
+first optimizer step after it. Later mini-batches have another policy. The trainer's process evaluates the counts
+(trainer.py).
 """
 
 import functools
@@ -32,18 +32,18 @@ AGGREGATED = {  # over micro-batches and ranks
     "exact/max_diff": "max",
     "exact/k3_kl": "mean",
 }
-LOOP = "VERL_DISABLE_FLASH_ATTN_CE"  # verl then takes log-probabilities row by row, whatever function we give it
+LOOP = "VERL_DISABLE_FLASH_ATTN_CE"  # makes verl compute log-probabilities row by row, bypassing our function
 
 
 class Unequal(NamedTuple):
-    """A token whose log-probability is not the engine's, and the sequence that it stands in.
+    """A token whose log-probability differs from the engine's, with its sequence.
 
     Attributes:
-        tokens: prompt and answer.
-        prompt: tokens of the prompt.
-        position: of the token in its answer.
-        engine, trainer: the log-probabilities.
-        rank: of the actor.
+        tokens: tokens of prompt and answer.
+        prompt: number of prompt tokens.
+        position: index of the token in its answer.
+        engine, trainer: the two log-probabilities.
+        rank: rank of the actor.
     """
 
     tokens: list[int]
@@ -61,10 +61,11 @@ class Unequal(NamedTuple):
 
 
 def apply(engine: Any, ranks: int) -> Applied:
-    """Give what a training engine of verl's holds the forward of a rollout engine of `ranks` tensor parallel ranks.
+    """Replace the forward pass of verl's training engine by that of a rollout engine with `ranks` tensor-parallel
+    ranks.
 
     Raises:
-        RefitError: a variable has verl take log-probabilities otherwise.
+        RefitError: an environment variable makes verl compute log-probabilities in another way.
         NotExact: see `apply_exact`.
     """
     from ascend_quant.integrations.verl.training import hooks
@@ -75,20 +76,20 @@ def apply(engine: Any, ranks: int) -> Applied:
             f"{LOOP}=1: verl's loop computes log-probabilities that differ from the engine's; unset it for int8_exact"
         )
     register_products(get_device_name())
-    hooks.take_log_probs_as_the_engine(words=len(engine.model_config.tokenizer))  # verl's engine samples no others
+    hooks.take_log_probs_as_the_engine(words=len(engine.model_config.tokenizer))  # verl's engine does not sample others
     applied = apply_exact(engine.module, ranks)
     register_exact()
     return applied
 
 
 class Counter:
-    """Counts the tokens whose log-probabilities differ from the engine's, in a training engine's micro-batches.
+    """Counts the tokens whose log-probabilities differ from the engine's, over a training engine's micro-batches.
 
     Args:
-        engine: verl's; three of its methods are replaced, see training/hooks.py.
+        engine: verl's training engine; three of its methods are replaced, see training/hooks.py.
 
     Attributes:
-        first: the first token since the last sync that differs on this rank.
+        first: the first differing token since the last sync, on this rank.
     """
 
     def __init__(self, engine: Any):
@@ -145,7 +146,7 @@ class Counter:
 
 
 class ExactRolloutWorker:
-    """Mixin before verl's worker of an exact actor: answers what the trainer asks of it."""
+    """Mixin before verl's worker of an exact actor, with the methods that the trainer calls."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def exact_fingerprint(self) -> dict[str, str]:
@@ -154,7 +155,7 @@ class ExactRolloutWorker:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def exact_first_unequal(self) -> Unequal | None:
-        """Return the first token since the last sync that differs, see `Counter.first`."""
+        """Return the first differing token since the last sync, see `Counter.first`."""
         return self.actor.counter.first
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -162,7 +163,7 @@ class ExactRolloutWorker:
         """Compute the actor's log-probabilities of each row's tokens but the first, at temperature 1, on every rank.
 
         Returns:
-            None on a rank that shares its sequences with others and is not their first.
+            None on ranks that share their sequences with a lower rank.
         """
         tokens = [torch.tensor(row) for row in rows]
         fields = {
@@ -178,24 +179,24 @@ class ExactRolloutWorker:
             temperature=1.0,
             calculate_entropy=False,
             compute_loss=False,
-            use_dynamic_bsz=True,  # short rows share a micro-batch, as in training
+            use_dynamic_bsz=True,  # batches short rows together, as in training
             max_token_len_per_gpu=longest,
             global_token_num=[len(row) for row in rows],
         )
         output = self.actor.infer_batch(data)
-        # at a row's last token there is no next one
+        # a row's last token has no successor
         return None if output is None else [row[:-1].tolist() for row in output["log_probs"].unbind()]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def exact_stages(self, tokens: list[int]) -> dict[str, Recorded]:
-        """Return the stages of the actor's forward pass of one sequence, those of this rank's part of it."""
+        """Return the stages of the actor's forward pass of one sequence, for this rank's part of it."""
         recorder = Recorder(self.actor.engine.module)
         self.exact_log_probs([tokens])
         return recorder.close()
 
 
 def renamed(metrics: dict[str, Any]) -> None:
-    """Give the counts their own names: verl puts `actor/` before all that an update tells. In place."""
+    """Rename the counts in place, since verl prefixes all metrics of an update with `actor/`."""
     for name in AGGREGATED:
         if (value := metrics.pop(f"actor/{name}", None)) is not None:
             metrics[name] = value
