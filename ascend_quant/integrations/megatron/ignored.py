@@ -1,6 +1,6 @@
 """Selection of the Megatron layers that are not quantized: those that the engine ignores by the same `ignore` list.
 
-A rank has only some layers of a model, so all ranks exchange what they have found.
+A rank has only some layers of a model, so all ranks exchange their matches.
 """
 
 import re
@@ -28,9 +28,9 @@ DECODER_LAYER = re.compile(r"(.*\.)?decoder\.layers\.\d+")
 def unquantized_of(
     models: Sequence[nn.Module], found: Sequence[Candidate], scheme: Scheme, ignore: Sequence[str]
 ) -> tuple[list[str], Unquantized]:
-    """Return the candidates that keep their dtype, by Megatron's names; and all ranks' engine layers that must.
+    """Return the candidates that keep their dtype, by Megatron's names, and the engine layers of all ranks that must.
 
-    Layers outside decoder layers (multi-token prediction's) have no name in the engine, and are known by Megatron's.
+    Layers outside of decoder layers (multi-token prediction) have no name in the engine, and use Megatron's.
 
     Raises:
         PatternError: `ignore` names a part of what the engine fuses, or nothing, on any rank.
@@ -38,7 +38,7 @@ def unquantized_of(
     renamed, ignored, error = dict(_renamed(models)), Ignored(ignore), None
     try:
         names = _ignored(found, renamed, dict(_stacks(models)), ignored)
-    except PatternError as refused:  # not before the others know
+    except PatternError as refused:  # raised only after the exchange with the other ranks
         names, error = set(), str(refused)
     for name in (name for others in renamed.values() for name in others):
         ignored.meet(name)
@@ -54,7 +54,8 @@ def unquantized_of(
 def _ignored(
     found: Sequence[Candidate], renamed: dict[nn.Module, list[str]], stacks: dict[str, int], ignored: Ignored
 ) -> set[str]:
-    """Return the ignored candidates' names in Megatron; an engine's layer is ignored by its names or all of these."""
+    """Return the Megatron names of ignored candidates; an engine layer is ignored by its own names or by all of
+    these."""
     layers = layers_of((name for names in renamed.values() for name in names), stacks)
     members: dict[Layer, list[str]] = {}
     for one in found:
@@ -74,14 +75,14 @@ def _ignored(
 
 
 def _stacks(models: Sequence[nn.Module]) -> Iterator[tuple[str, int]]:
-    """Yield the number of experts of the model's layers, on all ranks, by the engine's names for them."""
+    """Yield the number of experts of the model's layers, over all ranks, by the engine's names."""
     for layer in _decoder_layers(models):
         if layer.config.num_moe_experts:
             yield from ((name, layer.config.num_moe_experts) for name in from_megatron("mlp.experts", _number(layer)))
 
 
 def _renamed(models: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, list[str]]]:
-    """Yield the modules of decoder layers that have names in a checkpoint, and the model's embeddings and heads."""
+    """Yield the modules of decoder layers that have checkpoint names, and the model's embeddings and heads."""
     for layer in _decoder_layers(models):
         for part, module in layer.named_modules():
             if names := from_megatron(part, _number(layer)):
@@ -98,12 +99,12 @@ def _decoder_layers(models: Sequence[nn.Module]) -> Iterator[nn.Module]:
 
 
 def _number(layer: nn.Module) -> int:
-    """Return a layer's number in the whole model, from 0."""
+    """Return a layer's index in the whole model, from 0."""
     return layer.layer_number - 1
 
 
 def _gathered(found: tuple) -> list[tuple]:
-    """Gather an object of all ranks."""
+    """Gather an object from all ranks."""
     if not dist.is_initialized():
         return [found]
     everywhere = [None] * dist.get_world_size()

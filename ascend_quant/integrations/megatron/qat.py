@@ -1,10 +1,11 @@
 """Fake quantization of Megatron-core's layers: linear layers split by rows or columns, and grouped experts.
 
-A scale belongs to an output channel, or to a group of neighbours along one: the order of channels in a fused qkv or
-gate and up does not matter, nor does a split of them. A row-parallel layer splits the rows themselves (the reduction
-dimension K): int4's groups stay whole on their rank, an int8 row's largest magnitude is found by all ranks together.
+A scale belongs to an output channel, or to a group of neighbours along one, so neither the order of channels in a fused
+qkv or gate_up nor their split matters. A row-parallel layer splits the rows (the reduction dimension K): int4 groups
+stay whole on their rank, and the absmax of an int8 row is all-reduced.
 
-Layers of TransformerEngine are found by their classes: seen with 2.12.0 on host memory, where they cannot compute.
+Layers of TransformerEngine are recognized by their classes. This was run with 2.12.0 in host memory, where they cannot
+compute.
 """
 
 import logging
@@ -27,22 +28,22 @@ from ascend_quant.schemes import Scheme
 
 logger = logging.getLogger(__name__)
 
-GroupedMLP = getattr(experts, "GroupedMLP", ())  # experts without TransformerEngine: gone from megatron-core 0.18
-FUSIONS = ("gradient_accumulation_fusion", "fuse_wgrad_accumulation")  # Megatron-core's layers', TransformerEngine's
+GroupedMLP = getattr(experts, "GroupedMLP", ())  # experts without TransformerEngine; removed in megatron-core 0.18
+FUSIONS = ("gradient_accumulation_fusion", "fuse_wgrad_accumulation")  # of Megatron-core, of TransformerEngine
 
 
 def apply_fake_quantization(
     models: nn.Module | Sequence[nn.Module], scheme: str | Scheme, ignore: Sequence[str] = ()
 ) -> Applied:
-    """Let a model compute with fake-quantized weights; its parameters stay as they are. See `qat/modules.py`.
+    """Make a model compute with fake-quantized weights; its parameters do not change. See `qat/modules.py`.
 
-    The fusion of weight gradients into main_grad is switched off in these layers: it would look for main_grad at the
-    fake-quantized weight. Their gradients go through autograd, as without the fusion.
+    The fusion of weight gradients into main_grad is disabled in these layers, since it would look for main_grad on the
+    fake-quantized weight. Their gradients go through autograd instead.
 
-    All ranks call it together: a pattern may name a layer of another pipeline stage.
+    This is a collective, since a pattern may name a layer of another pipeline stage.
 
     Args:
-        models: the parts of the model on this rank, in Megatron's wrappers or not.
+        models: the model chunks on this rank, with or without Megatron's wrappers.
         scheme: one of `qat.SCHEMES`.
         ignore: layers that keep their dtype, by the names of a checkpoint or the engine (see `schemes.layer_names`), or
             by Megatron's ("decoder.layers.0.mlp.linear_fc1"). Heads and routers keep it always.
@@ -63,7 +64,7 @@ def apply_fake_quantization(
 
 def _refuse_fused_mlps(models: Sequence[nn.Module]) -> None:
     modules = [module for model in models for module in model.modules()]
-    # the second is what grouped experts of megatron-core 0.18 say of themselves
+    # grouped experts of megatron-core 0.18 have the second attribute
     if any("TEFusedMLP" in _names_of_classes(one) or getattr(one, "_with_fused_impl", False) for one in modules):
         raise ValueError(
             "TransformerEngine's fused MLP reads its layers' weights without calling their forward, so they "
@@ -96,7 +97,7 @@ def _weights_of(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:
     if isinstance(module, GroupedMLP):
         return _grouped_weights(module, scheme)
     if isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
-        names = ["weight"] if module.weight is not None else []  # an output layer may take the embedding's
+        names = ["weight"] if module.weight is not None else []  # an output layer may share the embedding's
         split = isinstance(module, RowParallelLinear)
     elif _from_transformer_engine(module):
         names = [name for name, _ in module.named_parameters(recurse=False) if re.fullmatch(r"weight\d*", name)]
@@ -108,7 +109,7 @@ def _weights_of(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:
 
 
 def _grouped_weights(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:
-    """Return weight1 and weight2, stacks of (input, output) in one matrix; the second's rows are split over ranks."""
+    """Return weight1 and weight2, stacks of (input, output) in one matrix; rows of the latter are split over ranks."""
     hidden, experts = module.config.hidden_size, module.num_local_experts
     group = module.tp_group if hasattr(module, "tp_group") else parallel_state.get_expert_tensor_parallel_group()
 
@@ -122,7 +123,7 @@ def _grouped_weights(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:
 
 
 def _group(module: nn.Module) -> dist.ProcessGroup:
-    """Return the process group of the ranks among which a row-parallel layer is split."""
+    """Return the process group over which a row-parallel layer is split."""
     for name in ("tp_group", "_tp_group"):  # TransformerEngine's own tp_group is None for experts
         if getattr(module, name, None) is not None:
             return getattr(module, name)
@@ -132,7 +133,7 @@ def _group(module: nn.Module) -> dist.ProcessGroup:
 
 
 def _from_transformer_engine(module: nn.Module) -> bool:
-    """Return whether it is one of its linear layers: Linear, LayerNormLinear, GroupedLinear."""
+    """Return whether a module is one of TransformerEngine's linear layers: Linear, LayerNormLinear, GroupedLinear."""
     return any(
         kind.__module__.startswith("transformer_engine.") and kind.__name__.endswith("Linear")
         for kind in type(module).__mro__

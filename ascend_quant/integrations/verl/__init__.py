@@ -2,18 +2,17 @@
 
     python -m ascend_quant.integrations.verl.main_ppo actor_rollout_ref.rollout.quantization=ascend_quant ...
 
-main_ppo.py     the run's entry: runner.py is its task runner, settings.py what its configuration asks for, trainer.py
-                the trainer; main_one_step_off.py and main_fully_async.py are the entries of asynchronous/
+main_ppo.py     the entry point, with runner.py (task runner), settings.py (our settings) and trainer.py;
+                main_one_step_off.py and main_fully_async.py are the entry points of asynchronous/
 sending/        the trainer's side of a weight sync
 receiving/      the engine's side of a weight sync
-training/       what the actor computes otherwise: attention, log-probabilities, QAT, the engine's own policy (exact/)
-metrics/        what each step logs of syncs, replicas and the start
+training/       changes to the actor's computation: attention, log-probabilities, QAT, the engine's own policy (exact/)
+metrics/        metrics of syncs, replicas and the start
 asynchronous/   verl's experimental trainers, one step off and fully asynchronous
-hooks.py        monkeypatches: everything of verl that is replaced at run time, why, and how to switch it off
-compat.py       what differs between verl's versions
-plugin.py       loaded by every `import verl`: the cpu platform (platform.py, cpu_settings.py), and the hooks that are
-                put in place then
-agent_loops.py  agent loops that know a chat's tokens
+hooks.py        monkeypatches: functions of verl that are replaced at run time, why, and how to switch each off
+compat.py       differences between verl's versions
+plugin.py       loaded by every `import verl`: the cpu platform (platform.py, cpu_settings.py) and hooks
+agent_loops.py  agent loops that join the turns of a chat by the tokenizer's own tokens
 
 Importing this package does not import torch, since the launcher reads these names.
 """

@@ -1,26 +1,26 @@
 """vLLM plugin: `quantization="ascend_quant"`, found through the entry-point group `vllm.general_plugins`.
 
-config.py        which layer gets which method, by the options that a user sets (engine/options.py)
-layers/          what the layers compute: W8A8 linear layers, experts, plain ones
-attach.py        the whole model: every parameter becomes resident, model.load_weights becomes a refit
-inventory.py     a model's parameters and layers, with their checkpoint names; what may come to a rank without a place
-towers.py        which parts of a model of several modalities are quantized: its language model; drafters.py drafters
-building.py      what a model's class says while it builds them
-skipping.py      which tensors vLLM's own loaders leave out by design
-buffers.py       what a quantized layer keeps; worker_refit.py finds the refit of a model or a worker
-reload.py        vLLM's other ways to bring weights in, sleep.py when their memory goes and comes
+config.py        the quantization config: the method of each layer, by the user's options (engine/options.py)
+layers/          methods of layers: W8A8 linear layers, experts, unquantized layers
+attach.py        takes over a model: every parameter becomes resident, model.load_weights becomes a refit
+inventory.py     a model's parameters and layers, with their checkpoint names
+towers.py        multimodal models, of which only the language model is quantized; drafters.py drafters
+building.py      the part of a model that is being built
+skipping.py      tensors that vLLM's own loaders skip by design
+buffers.py       parameters of a quantized layer; worker_refit.py finds the refit of a model or a worker
+reload.py        vLLM's other ways to load weights; sleep.py sleep mode
 serving/         requests, calls and HTTP errors while an engine may not serve
 kv_cache/        a quantized KV cache: options, scales, its attention backend
 graphs/          our pass over compiled graphs: norms and SiLU fused with quantization
 exact/           option exact: the same bits in decode, prefill and trainer
-sampling.py      tokens drawn in one pass over the logits, with vLLM's noise
-routed_experts.py  routes that an engine returns, where our experts route by themselves
-start_up.py      how long the parts of a start took
-flashrl.py       FLASHRL_* variables: the same without an argument, reload_test.py what one of them asks for
+sampling.py      sampling in one pass over the logits, with vLLM's noise
+routed_experts.py  routed experts that an engine returns, if our expert layers route
+start_up.py      durations of the parts of a start
+flashrl.py       FLASHRL_* variables; reload_test.py runs the test that one of them requests
 hooks.py         monkeypatches: functions of vLLM that are replaced at run time, why, and how to switch each off;
                  manual_patches.py lists replaced attributes of single objects and registries
-contract.py      everything of vLLM that is used, by feature; refusing.py what is said where it is not there
-compat.py        what differs between vLLM versions
+contract.py      all names of vLLM that are used, by feature; refusing.py refuses versions that lack them
+compat.py        differences between vLLM versions
 """
 
 import logging
@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Register the plugin; vLLM calls it in every one of its processes. Harmless when repeated.
+    """Register the plugin; vLLM calls this in each of its processes. Idempotent.
 
-    Where this vLLM lacks what we need, its other engines start as ever, and `quantization="ascend_quant"` is refused.
+    If this vLLM lacks something that we need, `quantization="ascend_quant"` is refused; other engines are not affected.
     """
     from ascend_quant.integrations.vllm import contract, refusing
 
@@ -45,7 +45,7 @@ def register() -> None:
     if problem is None:
         try:
             put_in_place()
-        except (ImportError, AttributeError, TypeError) as error:  # what no row of the contract has foreseen
+        except (ImportError, AttributeError, TypeError) as error:  # something that the contract does not list
             logger.exception("the vLLM plugin ascend_quant could not be applied")
             problem = f"{type(error).__name__}: {error}"
     if problem is not None:
@@ -56,7 +56,7 @@ def put_in_place() -> None:
     """Register the quantization method and install the monkeypatches of vLLM.
 
     Raises:
-        ImportError, AttributeError: something is not there; then nothing of vLLM has been replaced.
+        ImportError, AttributeError: something is missing; nothing of vLLM has been replaced then.
     """
     from vllm.model_executor.layers import quantization
     from vllm.platforms import current_platform
@@ -107,7 +107,7 @@ class LinesOfVllm(logging.Handler):
         if any(type(one) is logging.StreamHandler and record.levelno >= one.level for one in logging.root.handlers):
             return
         for handler in logging.getLogger("vllm").handlers:
-            if record.levelno >= handler.level and handler not in logging.root.handlers:  # pytest's is in both
+            if record.levelno >= handler.level and handler not in logging.root.handlers:  # pytest's handler is in both
                 handler.handle(record)
 
 

@@ -1,6 +1,6 @@
-"""Make a freshly built vLLM model refittable: every parameter becomes resident, and load_weights becomes a refit.
+"""Make a newly built vLLM model refittable: every parameter becomes resident, and load_weights becomes a refit.
 
-Runs once per model, between its construction and its first load. From then on:
+This runs once per model, between its construction and its first load. From then on:
 
 * `model.load_weights` writes through `Loading`, in any bucketing;
 * vLLM's post-load pass, however often it runs, only checks that the refit is complete and untouched;
@@ -39,15 +39,15 @@ from ascend_quant.transfer.validate import NamedTensor, pairs
 
 logger = logging.getLogger(__name__)
 
-TRANSFERS = ("nccl", "ipc")  # of vLLM's weight transfers those whose tensors go through model.load_weights
+TRANSFERS = ("nccl", "ipc")  # vLLM's weight transfers whose tensors go through model.load_weights
 
 
 def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
-    """Take over `model`'s parameters, load_weights and compute_logits.
+    """Take over the model's parameters, load_weights and compute_logits.
 
     Raises:
-        RefitError: a layer type, a parallel layout or a profile that the plugin cannot serve.
-        BadCheckpoint: the profile cannot be read, or its numbers are none to compute with.
+        RefitError: the plugin does not support a layer type, the parallel layout or the profile.
+        BadCheckpoint: the profile cannot be read, or has invalid numbers.
     """
     parallel = vllm_config.parallel_config
     if parallel.pipeline_parallel_size > 1:
@@ -67,7 +67,7 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     vllm_config.quant_config.check_ignored(model, getattr(vllm_config, "speculative_config", None) is not None)
     residents = residents_of(model)
     towers.check_quantized(model, residents)
-    # experts that move between ranks (EPLB) have no lasting place
+    # with EPLB, experts move between ranks and have no permanent buffer
     plans = not getattr(parallel, "enable_eplb", False)
     unmatched = unmatched_of(model, residents, vllm_config)
     smoothing = _smoothing(vllm_config.quant_config, next(iter(residents.values())).tensor.device, unmatched.is_known)
@@ -124,7 +124,7 @@ def _take_load_weights(
     smoothing: Smoothing | None,
 ) -> None:
     parallel = vllm_config.parallel_config
-    # experts are split over all data-parallel ranks too, whole or each of them
+    # experts are also split over all data-parallel ranks
     shards = parallel.tensor_parallel_size * parallel.data_parallel_size
     storages = {}
     for resident in refit.residents:
@@ -138,7 +138,7 @@ def _take_load_weights(
             parameter.weight_loader = guard(parameter.weight_loader, name, lambda: bool(running))
 
     @wraps(original)
-    @torch.no_grad()  # or views of what was written would keep a trainer's parameters
+    @torch.no_grad()  # otherwise views of the written weights would keep a trainer's parameters alive
     def load_weights(weights, *args, **kwargs):
         if not refit.is_open:
             if isinstance(weights, (list, tuple)) and _may_follow(pairs(weights), refit, unmatched):
@@ -149,7 +149,7 @@ def _take_load_weights(
             with refit.failing():
                 loading = Loading(refit, storages, shards, unmatched, compat.TAKES_STACKED, smoothing)
                 rest = loading.feed(pairs(weights))
-                first, loaded = next(rest, None), set()  # what a plan knows never reaches vLLM
+                first, loaded = next(rest, None), set()  # tensors in the plan never reach vLLM
                 if first is not None:
                     with lent(model), loading, loading.naming(), skipping.listening(loading):
                         loaded = original(chain([first], rest), *args, **kwargs)

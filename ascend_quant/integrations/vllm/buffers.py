@@ -11,14 +11,14 @@ from ascend_quant.schemes import Scheme
 
 
 def register(layer: nn.Module, name: str, scheme: Scheme, shape: tuple[int, ...], attributes: dict) -> str:
-    """Register the parameters `name`, and `name`_scale for the refit; returns the name of the scale that GEMMs read.
+    """Register the parameters `name` and `name`_scale for the refit; return the name of the scale that GEMMs read.
 
     Args:
         shape: (.., N, K) on this rank.
-        attributes: the loaders'.
+        attributes: attributes for vLLM's weight loaders.
 
     Raises:
-        RefitError: a shape that the scheme or the device's kernels do not take.
+        RefitError: the scheme or the device's kernels do not support the shape.
     """
     if scheme.group and shape[-1] % scheme.group:
         raise RefitError(

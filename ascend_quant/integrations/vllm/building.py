@@ -1,11 +1,11 @@
-"""The part of a model that this process is building, for code that vLLM asks about single layers."""
+"""The part of a model that this process is building, for code that vLLM calls for single layers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class Building:
-    """Flag that is true while a part of one kind is being built; parts may hold others."""
+    """A flag that is true while a part of one kind is being built; parts may be nested."""
 
     def __init__(self) -> None:
         self._depth = 0

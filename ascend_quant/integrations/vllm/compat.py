@@ -1,6 +1,6 @@
 """Differences between vLLM 0.10.1, 0.23, 0.24, 0.28, 0.31 and 0.32, detected by probing, never by version number.
 
-Names that moved, and what a version's loaders, routers and samplers do. What is replaced in vLLM is in hooks.py.
+This covers names that moved, and the behaviour of loaders, routers and samplers. hooks.py lists what is replaced.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import torch
 from vllm import (
-    _custom_ops,  # loads vLLM's kernels, one of which is looked for below
+    _custom_ops,  # loads vLLM's kernels, one of which is probed below
     envs,
 )
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase as ExpertsMethodBase
@@ -20,7 +20,7 @@ from vllm.v1.request import RequestStatus
 
 from ascend_quant.integrations.contract import takes
 
-try:  # vLLM >= 0.28 holds the experts' weights in a layer of their own
+try:  # vLLM >= 0.28 holds the experts' weights in a separate layer
     from vllm.model_executor.layers.fused_moe import RoutedExperts as EXPERTS_LAYER
 except ImportError:
     from vllm.model_executor.layers.fused_moe import FusedMoE as EXPERTS_LAYER
@@ -30,22 +30,22 @@ try:
 except ImportError:  # vLLM 0.10
     from vllm.attention import Attention as AttentionLayer
 
-try:  # latent attention is a layer of its own, which derives tensors from its weights; older ones are refused
+try:  # latent attention as a layer, which derives tensors from its weights; older versions are refused
     from vllm.model_executor.layers.attention import MLAAttention as MLA_LAYER
 except ImportError:
     MLA_LAYER = None
 
-try:  # the linear attention whose CPU kernels read a convolution's weights packed
+try:  # the linear attention whose CPU kernels read packed convolution weights
     from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention as DELTA_NET_LAYER
 except ImportError:
     DELTA_NET_LAYER = None
 
-try:  # of vision towers; it derives nothing from weights, but may compute in FP8 with scales of its own
+try:  # of vision towers; derives nothing from weights, but may compute in FP8 with its own scales
     from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention as ENCODER_ATTENTION
 except ImportError:
     ENCODER_ATTENTION = None
 
-try:  # stands where vLLM has not built a part of a model, such as the tower of a modality that is switched off
+try:  # placeholder for parts that vLLM has not built, such as the tower of a disabled modality
     from vllm.model_executor.models.utils import StageMissingLayer as STAGE_MISSING
 except ImportError:
     STAGE_MISSING = None
@@ -55,24 +55,24 @@ try:
 except ImportError:  # vLLM 0.10
     from vllm.utils import run_method
 
-# Where the experts are a layer of their own (0.28), loaders take (E, N, K) stacks too; before, single experts alone.
+# If the experts are a separate layer (0.28), loaders also accept (E, N, K) stacks; before, only single experts.
 TAKES_STACKED = EXPERTS_LAYER.__name__ != "FusedMoE"
 
-# On CPUs vLLM's own unquantized layers pack their weights and throw the originals away; elsewhere they keep nothing.
+# On CPUs, vLLM's unquantized layers pack their weights and discard the originals; elsewhere they derive nothing.
 PACKS_PLAIN_WEIGHTS = current_platform.is_cpu()
 
-# How a request ends that an engine may not serve; older vLLMs know no error.
+# How a request ends that an engine may not serve; older versions have no error status.
 ENDED = getattr(RequestStatus, "FINISHED_ERROR", RequestStatus.FINISHED_ABORTED)
 
 if hasattr(torch.ops._moe_C, "topk_softmax"):
     _select_experts = None
 else:  # CPU builds before 0.32 lack the kernel of vLLM's router
-    try:  # vLLM 0.28: routing in torch ops, inside its CPU experts
+    try:  # vLLM 0.28 routes in torch ops, inside its CPU experts
         from vllm.model_executor.layers.fused_moe.experts.cpu_moe import select_experts as _select_experts
     except ImportError:
         try:  # before 0.28
             from vllm.model_executor.layers.fused_moe.cpu_fused_moe import select_experts as _select_experts
-        except ImportError:  # vLLM 0.32 has a CPU router of its own
+        except ImportError:  # vLLM 0.32 has its own CPU router
             _select_experts = None
 
 __all__ = [
@@ -105,7 +105,7 @@ __all__ = [
 
 
 def batch_invariant() -> bool:
-    """Return whether vLLM's batch-invariant mode is on (VLLM_BATCH_INVARIANT); older versions do not have it."""
+    """Return whether vLLM's batch-invariant mode (VLLM_BATCH_INVARIANT) is on; older versions do not have it."""
     return getattr(envs, "VLLM_BATCH_INVARIANT", False)
 
 
@@ -117,7 +117,7 @@ def routes_by_itself() -> bool:
 def select_experts(
     layer: torch.nn.Module, x: torch.Tensor, router_logits: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Route with vLLM's own torch ops: routing weights and expert ids (M, T), from router logits cast to float32."""
+    """Route with vLLM's torch ops: return routing weights and expert ids (M, T), from router logits cast to float32."""
     return _select_experts(
         hidden_states=x,
         router_logits=router_logits.float(),
@@ -128,7 +128,7 @@ def select_experts(
         num_expert_group=layer.num_expert_group,
         custom_routing_function=layer.custom_routing_function,
         scoring_func=layer.scoring_func,
-        routed_scaling_factor=getattr(layer, "routed_scaling_factor", 1.0),  # layers without leave it to the model
+        routed_scaling_factor=getattr(layer, "routed_scaling_factor", 1.0),  # if absent, the model does it
         e_score_correction_bias=layer.e_score_correction_bias,
     )
 
@@ -154,7 +154,7 @@ def base_of_passes() -> type:
     """Return vLLM's base class of compiler passes over graphs, `InductorPass`."""
     try:
         from vllm.compilation.passes.inductor_pass import InductorPass
-    except ImportError:  # older ones have it elsewhere
+    except ImportError:  # older versions have it in another module
         from vllm.compilation.inductor_pass import InductorPass
     return InductorPass
 
@@ -167,7 +167,7 @@ def begins_anew() -> bool:
 
 
 def cache_dtypes() -> tuple[str, ...]:
-    """Return the names of the KV cache dtypes that vLLM knows."""
+    """Return the names of the KV cache dtypes that vLLM supports."""
     try:
         from vllm.config.cache import CacheDType
     except ImportError:  # vLLM 0.10
@@ -176,26 +176,26 @@ def cache_dtypes() -> tuple[str, ...]:
 
 
 def convolution_as_read(weight: torch.Tensor) -> torch.Tensor:
-    """Return a gated delta net's convolution (channels, 1, width) as vLLM's kernels read it: packed by vLLM, or itself.
+    """Return a gated delta net's convolution (channels, 1, width) as vLLM's kernels read it: packed, or unchanged.
 
-    vLLM's own rule decides: with AMX it always packs, 0.31 does so with AVX512-BF16 alone, 0.32 on ARM as well.
+    This applies vLLM's own rule: it always packs with AMX; 0.31 also with AVX512-BF16, 0.32 also on ARM.
 
     Raises:
-        RuntimeError: of vLLM's packing, which does not take this shape.
+        RuntimeError: vLLM's packing does not support the shape.
     """
     if not (current_platform.is_cpu() and hasattr(_custom_ops, "causal_conv1d_weight_pack")):
         return weight
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm  # not in 0.10
 
-    layer = SimpleNamespace(weight=weight.clone())  # what vLLM packs, it packs in place of the attribute's data
+    layer = SimpleNamespace(weight=weight.clone())  # vLLM packs in place of the attribute's data
     dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
     return layer.weight
 
 
 def forgets_towers_outputs(core) -> bool:
-    """Reset an engine core's encoder cache (outputs of vision and other towers); returns False if it cannot."""
+    """Reset an engine core's encoder cache (outputs of vision and other towers); return False if it cannot be reset."""
     if core.vllm_config.model_config.is_multimodal_model:
-        if not hasattr(core, "reset_encoder_cache"):  # older vLLMs
+        if not hasattr(core, "reset_encoder_cache"):  # older versions
             return False
         core.reset_encoder_cache()
     return True
@@ -210,12 +210,12 @@ def is_own_transfer(name: str) -> bool:
     """Return whether a weight transfer is one of vLLM's own, not registered by a user."""
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory as Factory
 
-    registered = Factory._registry.get(name)  # vLLM itself refuses a name that nobody has registered
+    registered = Factory._registry.get(name)  # vLLM itself refuses a name that is not registered
     return registered is not None and registered().__module__.startswith("vllm.")
 
 
 def generation_error() -> type[Exception]:
-    """Return the exception, raised in place of an output, with whose text the HTTP server answers; for use there."""
+    """Return the exception whose text the HTTP server sends when it is raised in place of an output."""
     try:
         from vllm.exceptions import GenerationError
     except ImportError:  # before 0.31
@@ -234,6 +234,6 @@ def set_up_logging() -> None:
 
 
 def replica_of(parallel_config) -> int:
-    """Return the index, from 0, of the data-parallel replica of vLLM that this process belongs to."""
-    # since vLLM 0.14 the rank of a dense model's replica is 0, as if there were no others
+    """Return the index, from 0, of vLLM's data-parallel replica to which this process belongs."""
+    # since vLLM 0.14 every replica of a dense model has rank 0
     return getattr(parallel_config, "data_parallel_index", parallel_config.data_parallel_rank)

@@ -4,10 +4,9 @@
         hf_overrides={"quantization_config": {"quant_method": "ascend_quant", "scheme": "int8", "ignore": [..]}})
 
 All options: options.py. `ignore` takes vLLM's usual patterns: a layer's full name, or "re:" and a regular expression;
-names are the engine's or a checkpoint's, see `ascend_quant.schemes.layer_names`.
-`profile` is a file that `ascend-quant profile` has written; with `frozen_scales` its scales are used, otherwise every
-refit finds its own.
-Embeddings, lm_head, norms, MoE routers, the towers of other modalities and drafters always keep their dtype.
+names are the engine's or a checkpoint's, see `ascend_quant.schemes.layer_names`. `profile` is a file written by
+`ascend-quant profile`; with `frozen_scales` its scales are used, otherwise every refit computes its own. Embeddings,
+lm_head, norms, MoE routers, the towers of other modalities and drafters always keep their dtype.
 """
 
 import logging
@@ -47,8 +46,8 @@ class AscendQuantConfig(QuantizationConfig):
         options: fields of `Options`.
 
     Attributes:
-        Options: what `quantization_config` may hold.
-        PLAIN: our methods for layers that vLLM has built with its own, unquantized ones.
+        Options: the dataclass of the allowed options.
+        PLAIN: maps vLLM's unquantized methods to ours.
     """
 
     Options: ClassVar[type[Options]] = Options
@@ -66,7 +65,7 @@ class AscendQuantConfig(QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "AscendQuantConfig":
-        """Create it from `quantization_config`; raises ValueError on an option that does not exist."""
+        """Create the config from `quantization_config`; raise ValueError for an unknown option."""
         return cls(**config)
 
     @property
@@ -79,19 +78,19 @@ class AscendQuantConfig(QuantizationConfig):
         make_plain(model, {**self.PLAIN, UnquantizedEmbeddingMethod: self.embedding})
 
     def buffers_of(self, model: torch.nn.Module) -> Buffers | None:
-        """Return the scale buffers of a KV cache that the option kv_cache makes without a dtype of vLLM: none here."""
+        """Return the scale buffers of a KV cache that has no dtype of vLLM: none on this platform."""
         return None
 
     @classmethod
     def why_no_cache(cls, asked: str) -> str | None:
-        """Return why the option kv_cache is not supported on a platform for which vLLM has no such dtype."""
+        """Return why the option kv_cache is not supported on a platform without such a vLLM dtype."""
         return f"it is not supported on {current_platform.device_type}"
 
     def choose(self, rank: int) -> None:
         """Select the options of data-parallel replica `rank`.
 
         Raises:
-            RefitError: this vLLM lacks what their scheme computes with.
+            RefitError: this vLLM lacks a kernel of their scheme.
         """
         self._set(self.options.of_replica(rank))
         feature = f"{self.scheme.name.partition('_')[0]} on NVIDIA"
@@ -119,10 +118,10 @@ class AscendQuantConfig(QuantizationConfig):
         """Check that each pattern of `ignore` matches a layer of the model, so that a misspelt one is an error.
 
         Args:
-            has_draft: a draft model is built too, whose layers the pattern may mean.
+            has_draft: whether a draft model is also built, whose layers the pattern may match.
 
         Raises:
-            RefitError: naming the pattern.
+            RefitError: a pattern matches nothing; the message names it.
         """
         try:
             for name in layer_names(model):
@@ -137,10 +136,10 @@ class AscendQuantConfig(QuantizationConfig):
         """Return whether a layer is quantized.
 
         Args:
-            experts: how many it holds, on all ranks; 0 for a linear layer.
+            experts: number of experts in the layer, over all ranks; 0 for a linear layer.
 
         Raises:
-            RefitError: `ignore` names a part of it.
+            RefitError: `ignore` matches only part of the layer.
         """
         layer = experts_of(prefix, experts) if experts else layer_of(prefix, self.packed_modules_mapping)
         ignored = self._ignores(layer)

@@ -1,8 +1,8 @@
 """All names of vLLM that this project uses, grouped by feature, as rows of `use` that can be read without vLLM.
 
-When the plugin registers, `core` is looked for: where a row is missing nothing of vLLM is replaced, and an engine with
-`quantization="ascend_quant"` is refused by that row. What another feature lacks is said where it is asked for.
-`./run.sh lint --contract vllm==0.34.0` reads the sources of a release that nobody has installed.
+When the plugin registers, the rows of `core` are checked: if one is missing, nothing of vLLM is replaced, and an engine
+with `quantization="ascend_quant"` is refused with that row as the reason. Other features are checked when they are
+used. `./run.sh lint --contract vllm==0.34.0` reads the sources of a release that nobody has installed.
 """
 
 from ascend_quant.integrations.contract import missing, use
@@ -21,7 +21,7 @@ CONTRACT = {
         use("vllm.envs"),
         use("vllm._custom_ops"),
         use("vllm.platforms:current_platform"),
-        # the quantization method, and the layers that it is asked for
+        # the quantization method, and its layers
         use(f"{_QUANTIZATION}:QUANTIZATION_METHODS"),
         use(f"{_QUANTIZATION}:register_quantization_config"),
         use(f"{_QUANTIZATION}:get_quantization_config"),
@@ -47,7 +47,7 @@ CONTRACT = {
         use(f"{_LAYERS}.activation:SiluAndMul"),
         use(f"{_LAYERS}.layernorm:RMSNorm"),
         use(f"{_EXECUTOR}.utils:set_weight_attrs"),
-        # a model's way from its construction to its first load, and weights that come later
+        # from a model's construction to its first load, and later weight updates
         use(f"{_LOADER}.base_loader:initialize_model", arguments=("vllm_config",)),
         use("vllm.engine.arg_utils:EngineArgs.create_model_config"),
         use("vllm.engine.arg_utils:EngineArgs.create_engine_config"),
@@ -228,7 +228,7 @@ CONTRACT = {
 
 
 def problem_of(feature: str) -> str | None:
-    """Return what this vLLM lacks for a feature, in words; None if it has all."""
+    """Return a description of what this vLLM lacks for a feature; None if nothing is missing."""
     if not (lacking := missing(CONTRACT[feature])):
         return None
     more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""

@@ -1,8 +1,8 @@
-"""Drafters of speculative decoding (EAGLE heads, MTP layers): vLLM's own, in their own dtype; no refit changes them.
+"""Drafters of speculative decoding (EAGLE heads, MTP layers): vLLM's own layers in their own dtype, without refits.
 
-Whatever a drafter proposes, the tokens are the model's: a drafter that stays behind costs speed alone. What it shares
-with the model (the embedding, the head) are the model's own layers, and follow each refit. A draft model that is
-complete has a vLLM config of its own, and never meets this plugin.
+The model verifies all tokens, so a stale drafter only costs speed. Layers that a drafter shares with the model
+(embedding, head) are the model's, and follow each refit. A complete draft model has its own vLLM config, and is not
+handled by this plugin.
 """
 
 import logging

@@ -1,7 +1,8 @@
 """FLASHRL_* variables in vLLM: every engine of this environment starts with the options that they select.
 
-With several configs, replica r of the same model uses number r mod their count. verl numbers its replicas by a
-variable, vLLM's own data parallel by an engine argument, or only in its engine cores: these choose for themselves.
+With several configs, replica r of a model uses config r modulo their number. verl sets the replica's index in a
+variable; vLLM's data parallelism sets it as an engine argument, or only in its engine cores, which then select their
+config themselves.
 """
 
 import logging
@@ -21,16 +22,16 @@ logger = logging.getLogger(__name__)
 
 REPLICA_OF_VERL = "VERL_REPLICA_RANK"
 
-_followed: list[Variables] = []  # by this process: the first that came
+_followed: list[Variables] = []  # the variables that this process uses: the first ones that were read
 
 
 def follow_variables() -> bool:
-    """Follow FLASHRL_* variables in one of vLLM's processes; returns whether they configure engines.
+    """Apply FLASHRL_* variables in one of vLLM's processes; return whether they configure engines.
 
     Raises:
-        VariableError: a variable that does not exist, or holds what it may not.
-        ConfigError: FlashRL has patched this process, or a variable comes without FLASHRL_CONFIG. Where an engine is
-            made: FLASHRL_CONFIG names nothing that there is; lists what is valid.
+        VariableError: a variable is unknown, or has an invalid value.
+        ConfigError: FlashRL has patched this process, or a variable is set without FLASHRL_CONFIG. When an engine is
+            created: FLASHRL_CONFIG has an unknown value; the message lists the valid ones.
     """
     variables = from_environment(os.environ)
     set_up(variables)
@@ -50,7 +51,7 @@ def configuring(original: Callable) -> Callable:
     """Wrap `EngineArgs.create_engine_config`: the settings of the FLASHRL_* variables are applied first."""
 
     def create_engine_config(self, *args, **kwargs):
-        # looked up where an engine is made: its workers come here too, and a hub may be slow
+        # only when an engine is created: its workers also run this, and a hub may be slow
         configure(self, resolve(_followed[0].config), _followed[0])
         return original(self, *args, **kwargs)
 
@@ -64,7 +65,7 @@ def configure(arguments: Any, config: Config, variables: Variables) -> None:
         arguments: vLLM's EngineArgs, changed in place.
 
     Raises:
-        ConfigError: the caller has asked for something else as well.
+        ConfigError: the caller has also requested something else.
     """
     rank = replica_of(arguments, os.environ, len(config.replicas))
     asked = f"FLASHRL_CONFIG={variables.config}"
@@ -82,7 +83,7 @@ def configure(arguments: Any, config: Config, variables: Variables) -> None:
 
 
 def options_of(variables: Variables) -> dict[str, bool]:
-    """Return the plugin's options that have their own variable."""
+    """Return the plugin's options that have a variable."""
     return {name: True for name in ("lm_head_fp32", "test_reload") if getattr(variables, name)}
 
 
@@ -96,7 +97,7 @@ def replica_of(arguments: Any, environment: dict[str, str], configs: int) -> int
         return arguments.data_parallel_rank
     if arguments.data_parallel_size > 1:
         return None
-    if arguments.distributed_executor_backend == "external_launcher":  # FlashRL's: the caller is one of the ranks
+    if arguments.distributed_executor_backend == "external_launcher":  # of FlashRL: the caller is a rank
         rank = environment.get("RANK")
         if rank is None or not re.fullmatch("[0-9]+", rank):
             raise ConfigError(
@@ -107,7 +108,7 @@ def replica_of(arguments: Any, environment: dict[str, str], configs: int) -> int
 
 
 def logged_options(replica: Replica, rank: int, asked: str) -> dict[str, Any]:
-    """Return the options of one replica; logs which settings are applied, and which are not."""
+    """Return the options of one replica; log which settings are applied and which are not."""
     logger.info("%s: replica %d uses fn=%s: %s", asked, rank, replica.fn, replica.function.meaning)
     for line in replica.disregarded():
         logger.info("not applied: %s", line)
@@ -126,6 +127,6 @@ def override(arguments: Any, options: dict[str, Any], asked: str) -> None:
     overrides = arguments.hf_overrides or {}
     if callable(overrides):
         raise ConfigError(f"{asked} does not support an hf_overrides function: use a dictionary")
-    if overrides.get("quantization_config", options) != options:  # equal: one set of arguments, for two engines
+    if overrides.get("quantization_config", options) != options:  # one set of arguments, two engines
         raise ConfigError(f"{asked}, but hf_overrides also has a quantization_config: remove one of them")
     arguments.hf_overrides = {**overrides, "quantization_config": options}

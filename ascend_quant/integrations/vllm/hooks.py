@@ -4,9 +4,9 @@ HOOKS includes the rows for HTTP requests (serving/hooks.py) and for exact engin
 lists replaced attributes of single objects. Nothing else of vLLM is replaced.
 
 If VLLM_PLUGINS excludes `ascend_quant`, nothing is patched. An engine with another `quantization` gets vLLM's own
-behaviour from each of these functions. All have run on vLLM 0.28 and 0.32 but sleep (on stand-ins: CPU workers do not
-sleep), Sampler.sample (0.28, with torch's ops) and what skipping.py and towers.py listen to (0.28); what
-older versions have otherwise is probed for, not yet run.
+behaviour from each of these functions. All have run on vLLM 0.28 and 0.32, except for sleep (run with stand-ins, since
+CPU workers do not sleep), Sampler.sample (0.28, with torch's ops) and the hooks of skipping.py and towers.py (0.28).
+Differences of older versions are probed, but have not been run.
 """
 
 from collections.abc import Callable
@@ -37,10 +37,10 @@ from ascend_quant.integrations.wrapping import Hook, install
 
 
 def attaching(original: Callable) -> Callable:
-    """Wrap `initialize_model`: a model of ours is made refittable; the first one installs the other monkeypatches.
+    """Wrap `initialize_model`: our models are made refittable; the first one installs the other monkeypatches.
 
-    A model that another one builds as its part (the language model of one that sees) is refitted with it, as one; a
-    drafter stays vLLM's own.
+    A model that is built as part of another one (the language model of a vision model) is refitted together with it;
+    drafters are left to vLLM.
     """
     outermost: list[object] = []
 
@@ -134,7 +134,7 @@ WITH_FLASHRL_VARIABLES = (
     ),
 )
 
-# Put in place by `attaching`, before a model is built.
+# Installed by `attaching`, before a model is built.
 BEFORE_FIRST_MODEL = (
     Hook(
         ("vllm.model_executor.models.interfaces:SupportsMultiModal._mark_tower_model",),
@@ -147,7 +147,7 @@ BEFORE_FIRST_MODEL = (
     ),
 )
 
-# Put in place by `attaching`, when the worker's module is loaded; the others' modules stay unloaded.
+# Installed by `attaching`, once the worker's module has been imported; other modules are not imported.
 WITH_FIRST_MODEL = (
     *(
         Hook(
@@ -228,9 +228,9 @@ WITH_FIRST_MODEL = (
     ),
 )
 
-WITH_FIRST_RUNNER_ON_CUDA = (  # the second one's own sampler is as fast
+WITH_FIRST_RUNNER_ON_CUDA = (  # the second runner's own sampler is as fast
     Hook(
-        ("vllm.v1.sample.sampler:Sampler.sample",),  # looked up at each call: samplers are made before models
+        ("vllm.v1.sample.sampler:Sampler.sample",),  # looked up at each call, since samplers are created before models
         sampling.drawing_in_one_pass,
         why="no interface lets a plugin draw the tokens",
         versions="the first model runner, which serves all models up to 0.22 and fewer and fewer up to 0.28",

@@ -1,7 +1,7 @@
 """The inventory of a vLLM model: its resident parameters, with the checkpoint names of their rows (q_proj in qkv_proj).
 
-Layers that the model built without a quantization config get methods that store nothing derived from their weights;
-layers that would still store something derived are refused.
+Layers that the model built without a quantization config get methods that store nothing derived from their weights.
+Layers that would still store derived tensors are refused.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,10 +26,10 @@ from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.schemes import Scheme
 from ascend_quant.schemes.layer_names import Unquantized
 
-DERIVES_NOTHING = (AttentionLayer, MLA_LAYER, ENCODER_ATTENTION)  # that mla.py does not see to
+DERIVES_NOTHING = (AttentionLayer, MLA_LAYER, ENCODER_ATTENTION)  # not handled by mla.py
 LAYERS = (LinearBase, VocabParallelEmbedding, EXPERTS_LAYER)
 LINEAR = (ReplicatedLinear, ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear)
-# which copy rows as they come; they narrow a tensor to a rank's part without a look at the whole
+# loaders that copy rows unchanged; they narrow a tensor to a rank's part without reading all of it
 LINEAR_LOADERS = {
     loader for kind in LINEAR for name in ("weight_loader", "weight_loader_v2") if (loader := getattr(kind, name, None))
 }
@@ -39,10 +39,10 @@ def make_plain(model: nn.Module, plain: Mapping[type, type]) -> None:
     """Give unquantized layers our plain methods.
 
     Args:
-        plain: ours, by vLLM's own.
+        plain: maps vLLM's methods to ours.
 
     Raises:
-        RefitError: naming a layer that would keep tensors derived from its weights.
+        RefitError: a layer would keep tensors derived from its weights; the message names it.
     """
     for name, module in model.named_modules():
         method = getattr(module, "quant_method", None)
@@ -60,12 +60,12 @@ def make_plain(model: nn.Module, plain: Mapping[type, type]) -> None:
 
 
 def layer_names(model: nn.Module) -> Iterator[str]:
-    """Yield the names of the layers with weights, as `ignore` knows them."""
+    """Yield the names of the layers with weights, as used by `ignore`."""
     return (_known_as(name, module) for name, module in model.named_modules() if isinstance(module, LAYERS))
 
 
 def unquantized_in(model: nn.Module, residents: Mapping[str, ResidentWeight], scheme: Scheme) -> Unquantized:
-    """List the linear layers and experts that are not quantized; none if the scheme does not quantize."""
+    """Return the linear layers and experts that are not quantized; none if the scheme does not quantize."""
     coded = {name.rpartition(".")[0] for name, resident in residents.items() if resident.codes}
     plain = {
         _known_as(name, module)
@@ -76,7 +76,7 @@ def unquantized_in(model: nn.Module, residents: Mapping[str, ResidentWeight], sc
 
 
 def _known_as(name: str, module: nn.Module) -> str:
-    """Return the name by which a layer is known: experts may be a module within the layer that has their name."""
+    """Return the name of a layer; experts may be a module within the layer that has their name."""
     return getattr(module, "layer_name", name) if isinstance(module, EXPERTS_LAYER) else name
 
 
@@ -90,7 +90,7 @@ def _refuse(name: str, module: nn.Module, why: str) -> None:
 
 
 def residents_of(model: nn.Module) -> dict[str, ResidentWeight]:
-    """Return every parameter of the model once (tied ones under their first name); scales belong to their weights."""
+    """Return every parameter of the model once (tied ones under their first name), scales with their weights."""
     residents: dict[str, ResidentWeight] = {}
     seen: set[int] = set()
     for prefix, module in model.named_modules():
@@ -106,7 +106,7 @@ def residents_of(model: nn.Module) -> dict[str, ResidentWeight]:
 
 
 def _wholes(leaf: str, module: nn.Module, rows: int) -> list[tuple[int, int]]:
-    """See `ResidentWeight.wholes`."""
+    """Return `ResidentWeight.wholes`."""
     layout, parameter = layouts_of(module).get(leaf), getattr(module, leaf)
     loader = getattr(parameter if layout is None else layout.stand_in, "weight_loader", None)
     if not isinstance(module, LINEAR) or getattr(loader, "__func__", None) not in LINEAR_LOADERS:
@@ -116,7 +116,7 @@ def _wholes(leaf: str, module: nn.Module, rows: int) -> list[tuple[int, int]]:
         return [(rows, rows * length)]
     sizes = module.output_partition_sizes
     copies = [1] + [module.num_kv_head_replicas] * 2 if isinstance(module, QKVParallelLinear) else [1] * len(sizes)
-    if len(copies) != len(sizes):  # another part beside q, k and v
+    if len(copies) != len(sizes):  # another part besides q, k and v
         return []
     return [(size, size * module.tp_size // of * length) for size, of in zip(sizes, copies, strict=True)]
 

@@ -1,6 +1,7 @@
 """Unsupported vLLM versions, which lack names that we need: `quantization="ascend_quant"` is refused, with the reason.
 
-That vLLM is otherwise unchanged: no function is replaced, and engines with other quantization methods start as before.
+Such a vLLM is otherwise unchanged: no function is replaced, and engines with other quantization methods start as
+before.
 """
 
 import logging
@@ -13,7 +14,8 @@ logger = logging.getLogger(__name__)
 
 
 def register(problem: str) -> None:
-    """Have vLLM refuse our method by `problem`; where it has no place for methods any more, it does so by itself."""
+    """Make vLLM refuse our method, with `problem` as the reason; versions without a registry of methods refuse it
+    anyway."""
     logger.warning('quantization="%s" is not supported: %s', NAME, problem)
     try:
         from vllm.model_executor.layers.quantization import register_quantization_config
@@ -22,7 +24,7 @@ def register(problem: str) -> None:
         return
 
     class RefusingConfig(QuantizationConfig):
-        """Quantization config that is never made: an engine asks for it, and gets the reason as an error."""
+        """A quantization config that cannot be created: an engine that requests it gets the reason as an error."""
 
         @classmethod
         def from_config(cls, config: dict[str, Any]) -> QuantizationConfig:

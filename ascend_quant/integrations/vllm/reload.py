@@ -1,9 +1,9 @@
 """vLLM's other ways to load weights into a running engine: layerwise reload, and the weight update API.
 
-Our residents take shards in place. Layerwise reload would move them to the meta device, keep every shard until its
-layer is complete, and (with reused bucket buffers) replay overwritten bytes. Weights "in kernel format" would be copied
-into parameters past the refit, into codes. A checkpoint that cannot be opened is an error before a refit begins, so
-that the weights from before go on serving.
+Resident parameters accept shards in place. Layerwise reload would move them to the meta device, keep every shard until
+its layer is complete, and (with reused bucket buffers) replay overwritten bytes. Weights "in kernel format" would
+bypass the refit and be copied into the codes. A checkpoint that cannot be opened raises an error before a refit begins,
+so that the engine keeps serving the previous weights.
 """
 
 from collections.abc import Callable, Generator, Iterable
@@ -20,7 +20,7 @@ from ascend_quant.refit import RefitError
 
 
 def opening(original: Callable) -> Callable:
-    """Wrap `initialize_layerwise_reload`: for a model of ours a refit is opened instead."""
+    """Wrap `initialize_layerwise_reload`: for our models a refit is opened instead."""
 
     def initialize_layerwise_reload(model, *args, **kwargs):
         refit = refit_of_model(model)
@@ -30,7 +30,7 @@ def opening(original: Callable) -> Callable:
 
 
 def closing(original: Callable) -> Callable:
-    """Wrap `finalize_layerwise_reload`: for a model of ours the refit is closed instead."""
+    """Wrap `finalize_layerwise_reload`: for our models the refit is closed instead."""
 
     def finalize_layerwise_reload(model, *args, **kwargs):
         refit = refit_of_model(model)
@@ -40,9 +40,9 @@ def closing(original: Callable) -> Callable:
 
 
 def opened_first(original: Callable) -> Callable:
-    """Wrap a loader's `get_all_weights`: where weights serve, the first tensor is read before a refit begins.
+    """Wrap a loader's `get_all_weights`: if the engine is serving, the first tensor is read before a refit begins.
 
-    Not so where experts may lie on other data-parallel ranks, whose own engines may have opened theirs.
+    This is skipped if experts may be on other data-parallel ranks, whose engines may already have begun their refit.
     """
 
     def get_all_weights(self, model_config, model) -> Iterable:
@@ -62,7 +62,7 @@ def opened_first(original: Callable) -> Callable:
 
 @contextmanager
 def _path_kept(config: Any) -> Generator[None]:
-    """Restore the config's path if a reload from another fails: the next reload without one reads the former again."""
+    """Restore the config's path if a reload from another path fails, so that the next reload uses the former one."""
     former = getattr(config, "model", None), getattr(config, "revision", None)
     try:
         yield
@@ -73,11 +73,11 @@ def _path_kept(config: Any) -> Generator[None]:
 
 
 FORMAT = "is_checkpoint_format"
-RELOADING = ("weights_iterator", "weights_path", FORMAT)  # the order of reload_weights' arguments, in every vLLM
+RELOADING = ("weights_iterator", "weights_path", FORMAT)  # arguments of reload_weights, in order
 
 
 def knows_kernel_format(original: Callable) -> bool:
-    """Return whether a function takes weights "in kernel format", or hands all its arguments on to one that does."""
+    """Return whether a function accepts weights "in kernel format", or passes all its arguments to one that does."""
     return takes(original, FORMAT)
 
 

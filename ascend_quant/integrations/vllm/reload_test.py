@@ -1,7 +1,7 @@
 """FLASHRL_TEST_RELOAD: test that a reload gives the bytes of a fresh load, whatever the buffers contained before.
 
-The buffers are filled with random bytes first, so that a gap in the reload shows; this is done twice, since the first
-reload records a plan and the second follows it.
+The buffers are overwritten first, so that a gap in the reload is detected. This is done twice, since the first reload
+records a plan and the second follows it.
 """
 
 import logging
@@ -16,7 +16,7 @@ RELOADS = 2
 
 
 def reloading(original: Callable) -> Callable:
-    """Wrap `EngineCore.__init__`: the option `test_reload` is carried out while nobody waits for the engine yet."""
+    """Wrap `EngineCore.__init__`: the option `test_reload` runs before the engine gets requests."""
 
     def started(self, *args, **kwargs):
         original(self, *args, **kwargs)
@@ -31,7 +31,7 @@ def reload_twice(worker) -> None:
     """Reload the worker's own checkpoint, and compare the resident bytes with those of the first load.
 
     Raises:
-        RefitError: they differ, or there is no checkpoint to reload.
+        RefitError: the bytes differ, or there is no checkpoint to reload.
     """
     runner = worker.model_runner
     refit: Refit = runner.model.ascend_quant_refit
@@ -56,7 +56,7 @@ def reload_twice(worker) -> None:
 
 
 def spoil(resident) -> None:
-    """Fill a resident, and its scales, with ones."""
+    """Fill a resident parameter, and its scales, with ones."""
     resident.tensor.fill_(1)
     for scale, _ in resident.tensors()[1:]:
         scale.fill_(1)

@@ -1,8 +1,8 @@
 """Routing replay (R3), the engine's side: the experts of each token, returned by vLLM's enable_return_routed_experts.
 
-A trainer may replay them (verl's router_replay.mode=R3), so that both policies use the same experts. vLLM notes them in
-its router. Where that has no kernel (CPU builds before 0.32), the experts route by themselves, and vLLM refuses to
-start: our experts note them then.
+A trainer may replay them (verl's router_replay.mode=R3), so that both policies use the same experts. vLLM records them
+in its router. If the router has no kernel (CPU builds before 0.32), expert layers do the routing, and vLLM refuses to
+start; then our expert layers record them.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from ascend_quant.integrations.vllm.layers.moe import ExpertsMethod
 
 
 def recording(original: Callable) -> Callable:
-    """Wrap `bind_routed_experts_capturer`: our experts that route by themselves tell the capturer what they chose."""
+    """Wrap `bind_routed_experts_capturer`: our expert layers that route report the chosen experts to the capturer."""
 
     def bind_routed_experts_capturer(model, capturer):
         runners = [one for one in model.modules() if isinstance(getattr(one, "_quant_method", None), ExpertsMethod)]

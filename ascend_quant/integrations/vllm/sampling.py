@@ -1,4 +1,4 @@
-"""A faster draw for vLLM's sampler on CUDA: the same noise from the same generators, and so the same tokens."""
+"""Faster sampling for vLLM on CUDA: the same noise from the same generators, and therefore the same tokens."""
 
 import logging
 from collections.abc import Callable
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def drawing_in_one_pass(original: Callable) -> Callable:
-    """Wrap `Sampler.sample`: our kernel draws where logits are float32 and no request is greedy or filters."""
+    """Wrap `Sampler.sample`: our kernel samples if logits are float32 and no request is greedy or filters tokens."""
     returns_two = samples_with_logprobs(original)
     compiled = []
 
@@ -20,7 +20,7 @@ def drawing_in_one_pass(original: Callable) -> Callable:
         if not fits or _returns_more(self):
             return original(self, logits, sampling_metadata, *args, **kwargs)
         if not _draws_from_all(sampling_metadata):
-            if not compiled:  # vLLM's trial run at start filters: otherwise the first answers would wait for a compiler
+            if not compiled:  # at vLLM's trial run, so that no request waits for the compiler
                 compiled.append(True)
                 _drawn(logits[:1], torch.ones_like(logits[:1, 0]), torch.ones_like(logits[:1]))
             return original(self, logits, sampling_metadata)
@@ -32,14 +32,14 @@ def drawing_in_one_pass(original: Callable) -> Callable:
 
 
 def _draws_from_all(metadata) -> bool:
-    """Return whether every request draws from its whole distribution: none is greedy, and none filters."""
+    """Return whether every request samples from its full distribution: none is greedy, and none filters tokens."""
     processors = getattr(getattr(metadata, "logitsprocs", None), "argmax_invariant", [None])
     idle = all(getattr(processor, "min_p_count", None) == 0 for processor in processors)
     return metadata.all_random and metadata.top_k is None and metadata.top_p is None and idle
 
 
 def _returns_more(sampler) -> bool:
-    """Return whether the sampler is asked for logits too, or for noise in float64."""
+    """Return whether the sampler must also return logits, or use float64 noise."""
     mode = str(getattr(sampler, "logprobs_mode", "raw_logprobs"))
     return "processed" in mode or getattr(sampler, "use_fp64_gumbel", False)
 
@@ -51,7 +51,7 @@ def _drawn(logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor)
 
 
 def _noise(logits: torch.Tensor, generators: dict[int, torch.Generator]) -> torch.Tensor:
-    """Draw exponential noise as vLLM does: for all requests at once, then anew for those with their own seed."""
+    """Draw exponential noise as vLLM does: for all requests at once, then again for those with their own seed."""
     noise = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     if len(generators) != logits.shape[0]:
         noise.exponential_()

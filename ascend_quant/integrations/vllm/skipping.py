@@ -1,10 +1,10 @@
 """Weights that a vLLM model skips by design (such as MTP layers), as reported by its own loader; there is no list here.
 
-vLLM's classes skip the layers of MTP (multi-token prediction) where no drafter is loaded, the towers of modalities
-that are switched off, and what old checkpoints hold beside their weights. They say so in three places, which are
-listened to (hooks.py): `AutoWeightsLoader`'s prefixes and substrings, a `WeightsMapper` that maps a name to nothing,
-and `get_spec_layer_idx_from_weight_name`. Each is asked about one tensor when it is read. A tensor without a place of
-which none of them says so stays an error; so does a class that skips names in a loop of its own.
+vLLM's classes skip MTP (multi-token prediction) layers without a drafter, towers of disabled modalities, and obsolete
+tensors of old checkpoints. Three functions decide this, and are wrapped (hooks.py): `AutoWeightsLoader`'s prefixes and
+substrings, a `WeightsMapper` that maps a name to None, and `get_spec_layer_idx_from_weight_name`. Each is called for
+one tensor when that is read. A tensor without a parameter that none of them skips is an error, also if a model class
+skips it in its own loop.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,12 +15,12 @@ from torch import nn
 from ascend_quant.engine.loading import Loading
 from ascend_quant.integrations.vllm.compat import STAGE_MISSING
 
-_loadings: list[Loading] = []  # that run in this process, the innermost last
+_loadings: list[Loading] = []  # active in this process, the innermost last
 
 
 @contextmanager
 def listening(loading: Loading) -> Iterator[None]:
-    """Context in which `loading` is told what vLLM's loaders skip by design."""
+    """Context in which `loading` is notified of tensors that vLLM's loaders skip by design."""
     _loadings.append(loading)
     try:
         yield
@@ -34,10 +34,10 @@ def _skip() -> None:
 
 
 def of_auto_loader(original: Callable) -> Callable:
-    """Wrap `AutoWeightsLoader._can_skip`: names that the loader reads but will not place are reported.
+    """Wrap `AutoWeightsLoader._can_skip`: names that the loader reads but does not load are reported.
 
-    A prefix that the class ignores "if unexpected" counts too, a suffix does not: every loader ignores biases and
-    scales, and a model without the biases that its trainer has computes something else.
+    Prefixes that the class ignores "if unexpected" count, suffixes do not: every loader ignores biases and scales, but
+    a model that lacks its trainer's biases computes something else.
     """
 
     def can_skip(self, qualname: str) -> bool:
@@ -52,7 +52,7 @@ def of_auto_loader(original: Callable) -> Callable:
 
 
 def of_mapper(original: Callable) -> Callable:
-    """Wrap `WeightsMapper._map_name..`: a name that is mapped to nothing is reported as skipped."""
+    """Wrap `WeightsMapper._map_name..`: a name that is mapped to None is reported as skipped."""
 
     def map_name(self, key: str):
         found = original(self, key)
@@ -64,7 +64,7 @@ def of_mapper(original: Callable) -> Callable:
 
 
 def of_spec_layers(original: Callable) -> Callable:
-    """Wrap `get_spec_layer_idx_from_weight_name`: a name of a layer for speculation (MTP) is reported as skipped."""
+    """Wrap `get_spec_layer_idx_from_weight_name`: the name of a speculative (MTP) layer is reported as skipped."""
 
     def get_spec_layer_idx_from_weight_name(config, weight_name: str):
         found = original(config, weight_name)
@@ -76,7 +76,7 @@ def of_spec_layers(original: Callable) -> Callable:
 
 
 def is_missing_stage(module: nn.Module, qualname: str) -> bool:
-    """Return whether a name lies in a part that vLLM has not built, such as a tower without its modality."""
+    """Return whether a name belongs to a part that vLLM has not built, such as the tower of a disabled modality."""
     for part in qualname.split("."):
         found = module._modules.get(part) if STAGE_MISSING is not None else None
         if found is None:
@@ -89,7 +89,7 @@ def is_missing_stage(module: nn.Module, qualname: str) -> bool:
 
 _MODELS = "vllm.model_executor.models"
 _OF_LAYERS = "get_spec_layer_idx_from_weight_name"  # in utils since vLLM 0.28, in the models' modules before
-LISTENERS = (  # what is replaced, by what
+LISTENERS = (  # the functions to replace, and their wrappers
     ((f"{_MODELS}.utils:AutoWeightsLoader._can_skip",), of_auto_loader),
     (tuple(f"{_MODELS}.utils:WeightsMapper.{name}" for name in ("_map_name", "_map_name_with_shard")), of_mapper),
     (tuple(f"{_MODELS}.{module}:{_OF_LAYERS}" for module in ("utils", "deepseek_v2", "glm4_moe")), of_spec_layers),

@@ -1,7 +1,7 @@
 """Sleep mode: notifies the refit when the memory of its parameters is released and restored.
 
 During sleep their addresses are unmapped, and a kernel that accesses them crashes the process. Level 1 restores the
-bytes, level 2 does not. CPU workers ignore sleep in methods of their own, which stay as they are.
+bytes, level 2 does not. CPU workers ignore sleep, in their own methods, which are not replaced.
 """
 
 from collections.abc import Callable, Generator
@@ -11,15 +11,15 @@ from typing import Any
 from ascend_quant.integrations.vllm.worker_refit import refit_of_worker
 from ascend_quant.refit import RefitError
 
-SLEEPING_WORKERS = (  # and the deepest sleep after which a refit heals them
+SLEEPING_WORKERS = (  # and the deepest sleep level from which a refit recovers them
     ("vllm.v1.worker.gpu_worker", "Worker", 2),
     ("vllm_ascend.worker.worker", "NPUWorker", 1),  # level 2 loses expert maps and other plain attributes
-    ("vllm_ascend.worker.worker_v1", "NPUWorker", 1),  # 0.10: level 2 loses buffers too
+    ("vllm_ascend.worker.worker_v1", "NPUWorker", 1),  # 0.10: level 2 also loses buffers
 )
 
 
 def reporting_sleep(levels: int) -> Callable[[Callable], Callable]:
-    """Wrap a worker's `sleep`: the refit is told, and a sleep level deeper than `levels` is refused."""
+    """Wrap a worker's `sleep`: the refit is notified, and a level deeper than `levels` is refused."""
 
     def make(sleep: Callable) -> Callable:
         def sleep_and_report(self, level: int = 1) -> None:
@@ -40,7 +40,8 @@ def reporting_sleep(levels: int) -> Callable[[Callable], Callable]:
 
 
 def reporting_wake_up(wake_up: Callable) -> Callable:
-    """Wrap a worker's `wake_up`: the refit is told which memory is back; weights sleep on without their tag."""
+    """Wrap a worker's `wake_up`: the refit is notified which memory is restored; weights stay asleep without their
+    tag."""
 
     def wake_up_and_report(self, tags: list[str] | None = None) -> None:
         with _weights_asleep(self) if tags is not None and "weights" not in tags else nullcontext():
@@ -54,11 +55,11 @@ def reporting_wake_up(wake_up: Callable) -> Callable:
 
 @contextmanager
 def _weights_asleep(worker: Any) -> Generator[None]:
-    """Let vLLM wake up the cache alone, and leave the memory of the weights as it is.
+    """Make vLLM wake up only the cache, without touching the memory of the weights.
 
-    vLLM (0.23 to 0.28) then puts back the buffers that it saved at a level 2 sleep, and sets the scales of a quantized
-    cache to 1. If the weights still sleep, a GPU has unmapped the memory of both, and an access ends the process. The
-    buffers, scales among them, come with the weights: with all bytes (level 1), or as saved.
+    vLLM (0.23 to 0.28) then restores the buffers that it saved at level 2, and sets the scales of a quantized cache to
+    1. If the weights are still asleep, the memory of both is unmapped on a GPU, and an access ends the process. The
+    buffers, including the scales, are restored with the weights instead.
     """
     kept = getattr(worker, "_sleep_saved_buffers", None)
     refit, runner = refit_of_worker(worker), worker.model_runner
@@ -77,8 +78,9 @@ def _weights_asleep(worker: Any) -> Generator[None]:
 
 
 def _clear(runner: Any) -> None:
-    """Zero the KV cache after a wake-up, the other half of vLLM's `init_fp8_kv_scales`: no page keeps old memory."""
+    """Zero the KV cache after a wake-up, the other half of vLLM's `init_fp8_kv_scales`, so that no page keeps old
+    memory."""
     if runner.cache_config.cache_dtype != "auto":
         for cache in runner.kv_caches:
-            if cache is not None:  # vLLM's own loop looks, too
+            if cache is not None:  # vLLM's own loop checks this, too
                 cache.zero_()

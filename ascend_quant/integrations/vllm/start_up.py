@@ -1,4 +1,4 @@
-"""Durations of the stages of an engine worker's start, recorded in this worker; vLLM logs them itself."""
+"""Durations of the stages of an engine worker's start, recorded in the worker; vLLM itself only logs them."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ WORKERS = (
     ("vllm_ascend.worker.worker", "NPUWorker"),
     ("vllm_ascend.worker.worker_v1", "NPUWorker"),
 )
-STEPS = {  # of a worker, after the model is made
+STEPS = {  # methods of a worker, after the model is built
     "determine_available_memory": "trial run",
     "initialize_from_config": "kv cache",
     "compile_or_warm_up_model": "graphs and warm-up",
@@ -19,12 +19,13 @@ _seconds: dict[str, float] = {}
 
 
 def add(part: str, seconds: float) -> None:
-    """Account for a part of the start."""
+    """Add seconds to a part of the start."""
     _seconds[part] = _seconds.get(part, 0.0) + seconds
 
 
 def seconds_of(compilation_config: object) -> dict[str, float]:
-    """Return the seconds of each part; torch.compile's are taken out of the trial run's or the warm-up's around it."""
+    """Return the seconds of each part; torch.compile's are subtracted from the trial run or warm-up that contains
+    them."""
     found, left = dict(_seconds), float(getattr(compilation_config, "compilation_time", 0.0) or 0.0)
     if left:
         found["torch.compile"] = left
@@ -36,7 +37,7 @@ def seconds_of(compilation_config: object) -> dict[str, float]:
 
 
 def timed(part: str) -> Callable[[Callable], Callable]:
-    """Wrap a step of a worker (`STEPS`): its seconds are kept as this part's."""
+    """Wrap a method of a worker (`STEPS`): its seconds are recorded for this part."""
 
     def make(function: Callable) -> Callable:
         def step(*args, **kwargs):

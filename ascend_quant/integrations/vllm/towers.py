@@ -1,4 +1,4 @@
-"""Models of several modalities: their language model is quantized, the rest (towers, projectors) keeps its dtype.
+"""Multimodal models: their language model is quantized; the rest (towers, projectors) keeps its dtype.
 
 vLLM's model classes mark towers while building them (`_mark_tower_model`), even if they build a tower on the meta
 device and drop it because its modality is disabled.
@@ -17,11 +17,11 @@ _building = Building()
 
 
 def marking(original: Callable) -> Callable:
-    """Wrap `SupportsMultiModal._mark_tower_model`: while a tower is built, `is_building` says so."""
+    """Wrap `SupportsMultiModal._mark_tower_model`: `is_building` is true while a tower is built."""
 
     def _mark_tower_model(self, vllm_config, modalities, *, targets=None):
         marked = original(self, vllm_config, modalities, targets=targets)
-        # marked by class, it is built together with the language model: see check_quantized
+        # marked by class, and built together with the language model: see check_quantized
         return marked if targets is not None else _noted(marked)
 
     return _mark_tower_model
@@ -34,15 +34,15 @@ def _noted(marked: AbstractContextManager) -> Iterator[None]:
 
 
 def is_building() -> bool:
-    """Return whether what is being built is part of a tower."""
+    """Return whether the layer being built belongs to a tower."""
     return bool(_building)
 
 
 def check_quantized(model: nn.Module, residents: Mapping[str, ResidentWeight]) -> None:
-    """See that the language model alone is quantized, where vLLM tells which part of a model that is.
+    """Check that only the language model is quantized, if vLLM tells which part of a model that is.
 
     Raises:
-        RefitError: naming a parameter of another part, and how to leave it out.
+        RefitError: a parameter of another part is quantized; the message names it, and how to ignore it.
     """
     if not (language := getattr(model, "_language_model_names", None)):
         return

@@ -8,7 +8,7 @@ def refit_of(model: object) -> Refit:
     """Return the refit state of a vLLM model that runs with `quantization="ascend_quant"`.
 
     Raises:
-        RefitError: the model was built without it, or drafts for another.
+        RefitError: the model was built without it, or is a drafter.
     """
     refit = refit_of_model(model)
     if getattr(model, "ascend_quant_drafts", False):

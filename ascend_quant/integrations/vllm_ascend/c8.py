@@ -1,15 +1,16 @@
-"""vllm-ascend's int8 KV cache (C8), with scales that a refit sets: a scale a channel of each head, of keys and values.
+"""vllm-ascend's int8 KV cache (C8) with scales that a refit updates: one per channel of each key and value head.
 
-Its scheme makes the cache int8 and its attention derives from four parameters of a layer, at the first forward pass and
-never again, what the kernels read:
+Its scheme makes the cache int8. At the first forward pass, its attention derives the tensors that the kernels read from
+four parameters of a layer, and never updates them:
 
     k_cache_scale, v_cache_scale    (kv_heads * D)     the model's dtype; code = round(value / scale), no offsets
     _c8_k_scale, .._aq_scale_..     (.., kv_heads, .., D)   views of them, read by the kernel that decodes
     _c8_k_inv_scale                 (1, kv_heads, D)   1 / scale, a copy: written values are multiplied with it
 
-Captured ACL graphs keep weak references to the views. So here all are made with the layer, at their full size, and a
-refit writes into them: no address ever changes, and no inverse is older than its scale. The inverses are float32, since
-BF16 ones would be off by up to 0.4 %; they are divided on the host, since nobody promises how an NPU rounds a division.
+Captured ACL graphs keep weak references to the views. So all tensors are created here with the layer, at full size, and
+a refit writes into them: addresses never change, and inverses are updated with their scales. The inverses are float32,
+since BF16 ones would be off by up to 0.4 %. They are computed on the host, since the rounding of a division on an NPU
+is not specified.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from ascend_quant.kv_cache.scales import INT8
 from ascend_quant.refit import RefitError
 
 PARAMETERS = {f"{kind}_cache_{part}": float(part == "scale") for kind in INT8.kinds for part in ("scale", "offset")}
-VIEWS = {  # what is derived without a copy, by its parameter
+VIEWS = {  # views by parameter
     f"{kind}_cache_{part}": names
     for kind in INT8.kinds
     for part, names in {
@@ -37,17 +38,17 @@ VIEWS = {  # what is derived without a copy, by its parameter
     }.items()
 }
 INVERSES = tuple(f"_c8_{kind}_inv_scale" for kind in INT8.kinds)
-PREPARED = "_c8_scales_prepared"  # vllm-ascend's attention derives nothing where it stands
+PREPARED = "_c8_scales_prepared"  # if set, vllm-ascend's attention derives nothing
 
 
 class Scheme(C8Scheme or object):
-    """vllm-ascend's C8 scheme with parameters of full size from the start; they are none of the model's weights."""
+    """vllm-ascend's C8 scheme with parameters of full size from the start, which are not weights of the model."""
 
     def __init__(self, prefix: str):
         super().__init__({}, prefix)
 
     def create_weights(self, layer: nn.Module) -> None:
-        """Create C8's buffers; raises RefitError, naming the layer, where C8 would not be right."""
+        """Create C8's buffers; raise RefitError, naming the layer, if C8 would be wrong for it."""
         if why := why_layer_has_none(layer, get_current_vllm_config()):
             raise RefitError(f"{self.prefix}: kv_cache=int8: {why}; set kv_cache=auto")
         super().create_weights(layer)
@@ -64,10 +65,10 @@ class Scheme(C8Scheme or object):
 
 
 def derive(layer: nn.Module, prefix: str) -> None:
-    """Have vllm-ascend's attention derive what it reads, now; from here on addresses stay.
+    """Make vllm-ascend's attention derive its tensors now; their addresses do not change afterwards.
 
     Raises:
-        RefitError: naming what this version derives otherwise than what is written here.
+        RefitError: this version derives a tensor in another way; the message names it.
     """
     layer.impl._prepare_c8_scales(layer, layer.k_cache_scale.device)
     for name in INVERSES:
@@ -88,7 +89,7 @@ def derive(layer: nn.Module, prefix: str) -> None:
 
 
 class C8Method(AscendKVCacheMethod or object):
-    """KV cache method of an attention layer, in the place of vLLM's method for caches with scales."""
+    """KV cache method of an attention layer, which replaces vLLM's method for caches with scales."""
 
     def __init__(self, prefix: str):
         super().__init__(Scheme(prefix))
@@ -99,9 +100,9 @@ class C8Buffers:
     `kv_cache.scales.Buffers`.
 
     Args:
-        modules: by their names.
-        heads: of keys, of all ranks together.
-        rank, ranks: of this rank; a head is on several where there are more ranks than heads.
+        modules: attention layers by name.
+        heads: number of key heads over all ranks.
+        rank, ranks: this rank, and their number; with more ranks than heads, a head is on several ranks.
     """
 
     form = INT8
@@ -123,8 +124,7 @@ class C8Buffers:
         return list(self.modules)
 
     def kept(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return scales as the model's dtype holds them, offsets, inverses of the scales: (kinds * own channels)
-        each."""
+        """Return scales in the model's dtype, offsets, and inverses of the scales, (kinds * own channels) each."""
         dtype = next(iter(self.modules.values())).k_cache_scale.dtype
         mine = values.view(len(INT8.kinds), self._heads, -1)[:, self._own].flatten().to(dtype).float()
         return [mine, torch.zeros_like(mine), 1 / mine]
@@ -147,7 +147,7 @@ class C8Buffers:
 
 
 def _places(layer: nn.Module) -> list[list[torch.Tensor]]:
-    """Return a layer's scales, offsets and inverses; each of keys and values."""
+    """Return a layer's scales, offsets and inverses, each for keys and values."""
     names = (
         [f"{kind}_cache_scale" for kind in INT8.kinds],
         [f"{kind}_cache_offset" for kind in INT8.kinds],
@@ -157,7 +157,7 @@ def _places(layer: nn.Module) -> list[list[torch.Tensor]]:
 
 
 def buffers_of(model: nn.Module) -> C8Buffers:
-    """Return the scale buffers of a model that has been built with our method."""
+    """Return the scale buffers of a model that was built with our method."""
     modules = attentions(model, lambda layer: isinstance(getattr(layer, "quant_method", None), C8Method))
     heads = get_current_vllm_config().model_config.get_total_num_kv_heads()
     return C8Buffers(modules, heads, get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size())

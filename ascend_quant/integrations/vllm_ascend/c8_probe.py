@@ -1,8 +1,8 @@
-"""A probe of the NPU, run when a model is built: whether its decode attention is correct for the int8 KV cache of C8.
+"""A test of the NPU, run when a model is built: whether its decode attention is correct for the int8 KV cache of C8.
 
-The page of npu_fused_infer_attention_score lists a few pairs of query and key heads for int8 caches in C8's layout, and
-most models have others. So each pair is tried once: vllm-ascend's own functions write two sequences into a small cache
-and decode one token of each; attention over the same codes in float64 on the host says what must come.
+The documentation of npu_fused_infer_attention_score lists a few pairs of query and key heads for int8 caches in C8's
+layout, and most models have others. So each pair is tested once: vllm-ascend's own functions write two sequences into a
+small cache and decode one token of each; the expected result is attention over the same codes in float64 on the host.
 """
 
 from functools import cache
@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 LENGTHS = (37, 150)  # tokens of each sequence: within a block, and into a second one
-BLOCK = 128  # tokens; vllm-ascend's
-# Of the largest expected value: BF16 rounds to 0.004, another channel's scale is off by more than half.
+BLOCK = 128  # tokens per block, vllm-ascend's default
+# Relative to the largest expected value: BF16 rounds to 0.004; a wrong channel's scale is off by more than half.
 TOLERANCE = 0.02
 DERIVED = "_c8_"
 
 
 def why_not_decoded(layer: nn.Module) -> str | None:
-    """Return why decoding from C8's cache is wrong for a layer's heads, or None; each kind is tried once.
+    """Return why decoding from C8's cache is wrong for a layer's heads, or None; each kind is tested once.
 
     Args:
-        layer: with C8's tensors; their values are left alone.
+        layer: layer with C8's tensors, whose values are not changed.
     """
     impl, dtype = layer.impl, layer.k_cache_scale.dtype
     return _tried(type(impl), impl.num_heads, impl.num_kv_heads, impl.head_size, dtype, layer.k_cache_scale.device)
@@ -36,7 +36,7 @@ def _tried(
     impl = scratch(attention, heads, kv_heads, size)
     try:
         off = largest_error(impl, dtype, device)
-    except Exception as error:  # whatever the operator says
+    except Exception as error:  # whatever the operator raises
         return f"{what}: this NPU does not decode from C8's cache: {type(error).__name__}: {error}"
     if not off < TOLERANCE:
         return f"{what}: decoding from C8's cache is off by {off:.3g} of the largest value on this NPU"
@@ -44,7 +44,7 @@ def _tried(
 
 
 def scratch(attention: type, heads: int, kv_heads: int, size: int) -> object:
-    """Create an attention object with nothing but what writing and decoding read."""
+    """Create an attention object with only the attributes that writing and decoding read."""
     impl = object.__new__(attention)
     config = SimpleNamespace(cache_config=SimpleNamespace(block_size=BLOCK))
     vars(impl).update(num_heads=heads, num_kv_heads=kv_heads, head_size=size, scale=size**-0.5, vllm_config=config)
@@ -82,7 +82,7 @@ def largest_error(impl, dtype: torch.dtype, device: torch.device) -> float:
 
 
 def _pages(kv_heads: int, size: int, device: torch.device) -> tuple[SimpleNamespace, tuple[torch.Tensor, torch.Tensor]]:
-    """Lay out the sequences' blocks, in an order that is not theirs, and an empty cache of keys and values."""
+    """Allocate an empty cache of keys and values, and the sequences' blocks in shuffled order."""
     counts = [-(-length // BLOCK) for length in LENGTHS]
     order = list(range(sum(counts)))[::-1]
     tables = [[order.pop() for _ in range(count)] for count in counts[::-1]][::-1]

@@ -6,12 +6,12 @@ from torch import nn
 
 from ascend_quant.integrations.vllm_ascend import compat
 
-CHANNELS = 32  # of a head, in the layout that the cache is kept in: (blocks, heads, D / 32, block, 32)
+CHANNELS = 32  # per head, in the cache's layout: (blocks, heads, D / 32, block, 32)
 DEVICES = ("A2", "A3")
 
 
 def why_engine_has_none(asked: str) -> str | None:
-    """Return why the option kv_cache is not served here, before anything is built; None if it is."""
+    """Return why the option kv_cache is not supported here, before anything is built; None if it is."""
     if asked != "int8":
         return f"{asked} is not supported on NPUs; int8 is, through vllm-ascend's C8"
     if compat.C8Scheme is None:
@@ -21,11 +21,11 @@ def why_engine_has_none(asked: str) -> str | None:
 
 
 def why_layer_has_none(layer: nn.Module, vllm_config: Any) -> str | None:
-    """Return why an attention layer, as vLLM has built it, cannot be served with C8; None if it can."""
+    """Return why an attention layer, as vLLM has built it, does not support C8; None if it does."""
     impl, cache = layer.impl, vllm_config.cache_config
     if type(impl) is not compat.attention_class():
         return f"{type(impl).__name__} (context parallel, perhaps) does not support C8"
-    if not impl.enable_c8_quant:  # 0.30 wants a dtype of its own, which `kv_cache.configure` gives its engines
+    if not impl.enable_c8_quant:  # 0.30 requires its own dtype, which `kv_cache.configure` sets
         return "this vllm-ascend captures graphs without C8's scales unless kv_cache_dtype is int8"
     if layer.attn_type != "decoder":
         return f"{layer.attn_type} attention does not support C8"
@@ -34,7 +34,7 @@ def why_layer_has_none(layer: nn.Module, vllm_config: Any) -> str | None:
     unserved = {
         "sinks": impl.sinks is not None,
         "alibi": impl.alibi_slopes is not None,
-        "Hamming-sparse attention": getattr(impl, "enable_hamming_sparse", False),  # gone in 0.30
+        "Hamming-sparse attention": getattr(impl, "enable_hamming_sparse", False),  # removed in 0.30
     }
     if found := [name for name, there in unserved.items() if there]:
         return f"C8 does not support {' and '.join(found)}, which this layer uses"

@@ -1,4 +1,4 @@
-"""Differences between vllm-ascend versions, probed.
+"""Differences between vllm-ascend versions, detected by probing.
 
 |                                | 0.23, 0.27, 0.30             | 0.10                              |
 |--------------------------------|------------------------------|-----------------------------------|
@@ -11,8 +11,8 @@
 | int8 experts in ACL graphs     | always                       | shared by 16 ranks and more       |
 | an int8 KV cache (C8)          | quantization.methods         | none                              |
 
-Here all have methods that are made of their scheme, and one base for our config. What differs among the newer ones is a
-setting (refusals.py), or of the vLLM below: newer ones hold the weights of experts in a module of their own.
+With this module, all versions have methods that are created from their scheme, and one base class for our config. The
+newer versions differ only in settings (refusals.py) and in their vLLM, where expert weights are in a separate module.
 """
 
 from importlib import import_module
@@ -42,20 +42,20 @@ else:
     from vllm_ascend.quantization.w8a8_dynamic import AscendW8A8DynamicFusedMoEMethod as ExpertsScheme
     from vllm_ascend.quantization.w8a8_dynamic import AscendW8A8DynamicLinearMethod as LinearScheme
 
-    AscendUnquantizedLinearMethod = UnquantizedLinearMethod  # it uses vLLM's
+    AscendUnquantizedLinearMethod = UnquantizedLinearMethod  # this version uses vLLM's
     EXPERTS_IN_NZ = False
-    ROUNDED_SCALES = ("w13_weight_scale", "w2_weight_scale")  # npu_grouped_matmul takes both as they are
+    ROUNDED_SCALES = ("w13_weight_scale", "w2_weight_scale")  # npu_grouped_matmul takes both in the model's dtype
     C8Scheme = AscendKVCacheMethod = None
     RANKS_FOR_GRAPHS = RANKS_FOR_GRAPHS_0_10
 
     class AscendLinearMethod(quant_config.AscendLinearMethod):
-        """vllm-ascend's linear method, made of a scheme."""
+        """vllm-ascend's linear method, created from a scheme."""
 
         def __init__(self, scheme: LinearScheme):
             self.quant_method = scheme
 
     class AscendFusedMoEMethod(quant_config.AscendFusedMoEMethod):
-        """vllm-ascend's MoE method, made of a scheme; `tid2eid` is unknown to this version."""
+        """vllm-ascend's MoE method, created from a scheme; this version does not know `tid2eid`."""
 
         def __init__(self, scheme: ExpertsScheme, moe, tid2eid=None):
             FusedMoEMethodBase.__init__(self, moe)
@@ -63,21 +63,21 @@ else:
 
 
 def attention_class() -> type:
-    """Return the class of attention layers that C8 makes its own."""
+    """Return the class of attention layers that C8 replaces."""
     return import_module("vllm_ascend.attention.attention_v1").AscendAttentionBackendImpl
 
 
 def device_type() -> str:
-    """Return the kind of NPU: A2, A3, .."""
+    """Return the kind of NPU, such as A2 or A3."""
     return import_module("vllm_ascend.utils").get_ascend_device_type().name
 
 
 class AscendConfig(OwnConfig):
-    """Quantization config that describes no layer: vllm-ascend's own would take ModelSlim's descriptions."""
+    """Quantization config without layer descriptions; vllm-ascend's own expects those of ModelSlim."""
 
     def __init__(self):
-        QuantizationConfig.__init__(self)  # which theirs leaves out
-        self.quant_description: dict[str, str] = {}  # their norms look here for biases of ModelSlim's
+        QuantizationConfig.__init__(self)  # which vllm-ascend's constructor does not call
+        self.quant_description: dict[str, str] = {}  # its norms look here for ModelSlim's biases
 
 
 __all__ = [

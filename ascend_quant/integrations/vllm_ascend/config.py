@@ -1,6 +1,7 @@
-"""vLLM's quantization config on NPUs: the method of each layer. The options are those of integrations/vllm, and
+"""vLLM's quantization config on NPUs: the quantization method of each layer. The options are those of
+integrations/vllm, and
 
-nz: whether linear layers are kept in FRACTAL_NZ, the default, or plain. Experts lie as vllm-ascend has them.
+nz: whether linear layers are stored in FRACTAL_NZ (default) or ND. Experts have vllm-ascend's format.
 """
 
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class NpuOptions(Options):
     """Options of the quantization config on an NPU.
 
     Attributes:
-        nz: keep linear layers in FRACTAL_NZ.
+        nz: whether to store linear layers in FRACTAL_NZ.
     """
 
     nz: bool = True
@@ -75,7 +76,7 @@ class NpuQuantConfig(AscendQuantConfig, AscendConfig):
 
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, **rest) -> str | None:
-        """Claims what is ours: vllm-ascend 0.10 claims whatever nobody has claimed before it."""
+        """Claim checkpoints with our method, since vllm-ascend 0.10 claims all that nobody has claimed before."""
         return NAME if hf_quant_cfg.get("quant_method") == NAME else None
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str, tid2eid=None) -> QuantizeMethodBase | None:

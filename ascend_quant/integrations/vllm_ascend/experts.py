@@ -1,4 +1,4 @@
-"""Fused experts in int8 with vllm-ascend's W8A8-dynamic scheme: grouped products around SwiGLU."""
+"""Fused int8 experts with vllm-ascend's W8A8-dynamic scheme: grouped products around SwiGLU."""
 
 import torch
 from torch import nn
@@ -19,16 +19,17 @@ from ascend_quant.refit import RefitError
 
 
 class Int8ExpertsScheme(ExpertsScheme):
-    """vllm-ascend's W8A8 scheme for experts, which finds the weights as its own hook leaves them: nothing to do."""
+    """vllm-ascend's W8A8 scheme for experts; its post-load hook does nothing, since the weights already have its
+    layout."""
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         after_loading(layer)
 
 
 class Int8NpuExpertsMethod(AscendFusedMoEMethod):
-    """MoE method over resident int8 codes (E, K, N) and scales (E, N) of w13 and w2, as vllm-ascend's compute has them.
+    """MoE method over resident int8 codes (E, K, N) and scales (E, N) of w13 and w2, for vllm-ascend's MoE computation.
 
-    Scales are kept exact, in float32. Those that npu_grouped_matmul reads are kept in the model's dtype as well.
+    Scales are stored in float32; those that npu_grouped_matmul reads also in the model's dtype.
     """
 
     def __init__(self, moe, prefix: str, tid2eid=None):
@@ -73,7 +74,7 @@ class Int8NpuExpertsMethod(AscendFusedMoEMethod):
         set_weight_attrs(layout.register(layer, name, shape_ENK, codes, scale_EN, copies=copies), attributes)
 
     def _refuse_by_layer(self, layer: nn.Module) -> None:
-        """Refuse what vllm-ascend 0.10 would silently leave out; vLLM's config of the experts lacks it too."""
+        """Refuse features that vllm-ascend 0.10 would silently ignore, and that vLLM's experts config does not show."""
         activation = getattr(layer, "activation", "silu")
         if getattr(activation, "value", activation) != "silu":
             raise RefitError(f"{self.prefix}: experts with activation {activation!r} are not supported; only 'silu' is")

@@ -1,9 +1,9 @@
 """Fusion of a norm with the quantization of its output, for norms that vllm-ascend's patterns do not match.
 
-vllm-ascend's compiled norm has an optional bias and an epsilon of 1e-6 by default, and a traced graph leaves out what
-comes last and is a default. vllm-ascend has a pattern for that norm with a bias alone, which meets an epsilon of 1e-5
-(the bias, None, is then written) and not that of Qwen2.5 and Qwen3. What takes the place of both operators is
-vllm-ascend's own: what it has for the norm of torch_npu, which has no bias.
+vllm-ascend's compiled norm has an optional bias and a default epsilon of 1e-6, and traced graphs omit trailing default
+arguments. Its pattern for that norm includes the bias argument, so it matches an epsilon of 1e-5 (the bias None is then
+present) but not the 1e-6 of Qwen2.5 and Qwen3. The replacement of both operators is vllm-ascend's own, which it uses
+for torch_npu's norm without a bias.
 """
 
 import sys
@@ -14,17 +14,17 @@ import torch
 from ascend_quant.engine.options import NAME
 
 EPSILON = 1e-6
-THEIRS = "AddRMSNormDynamicQuantPattern"  # for the norm of torch_npu
+THEIRS = "AddRMSNormDynamicQuantPattern"  # for torch_npu's norm
 
 
 def is_known(original: Callable) -> bool:
-    """Return whether this vllm-ascend has the class and the function that the pattern is made of."""
+    """Return whether this vllm-ascend has the class and the function on which the pattern is based."""
     theirs = sys.modules[original.__module__]
     return hasattr(theirs, THEIRS) and hasattr(theirs, "enable_custom_op")
 
 
 def meeting_default_norms(original: Callable) -> Callable:
-    """Wrap the fusion pass's `__init__`: it registers one more pattern, vllm-ascend's own norm, for our engines."""
+    """Wrap the fusion pass's `__init__`: for our engines it registers one more pattern, for vllm-ascend's own norm."""
 
     def __init__(self, vllm_config):
         original(self, vllm_config)
@@ -36,7 +36,7 @@ def meeting_default_norms(original: Callable) -> Callable:
 
 
 def _pattern(of_torch_npu: type) -> type:
-    """Subclass vllm-ascend's pattern for torch_npu's norm so that it looks for the compiled norm."""
+    """Subclass vllm-ascend's pattern for torch_npu's norm so that it matches the compiled norm."""
 
     class AddRmsNormWithoutBias(of_torch_npu):
         def get_pattern(self) -> Callable:

@@ -1,4 +1,4 @@
-"""Monkeypatches of vllm-ascend alone; those that its classes share with vLLM's are in integrations/vllm/hooks.py."""
+"""Monkeypatches of vllm-ascend only; integrations/vllm/hooks.py has those that its classes share with vLLM's."""
 
 from ascend_quant.integrations.vllm_ascend import fused_norm
 from ascend_quant.integrations.wrapping import Hook

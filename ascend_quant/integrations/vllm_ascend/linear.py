@@ -1,4 +1,4 @@
-"""Linear layers in int8 with vllm-ascend's W8A8-dynamic scheme: npu_dynamic_quant, then npu_quant_matmul."""
+"""int8 linear layers with vllm-ascend's W8A8-dynamic scheme: npu_dynamic_quant, then npu_quant_matmul."""
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from ascend_quant.kernels.npu.refit.formats import new_codes
 
 
 class Int8LinearScheme(LinearScheme):
-    """vllm-ascend's W8A8 scheme, which finds the weight as its own hook would leave it: nothing is left to be done."""
+    """vllm-ascend's W8A8 scheme; its post-load hook does nothing, since the weight already has its layout."""
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         after_loading(layer)
@@ -21,7 +21,7 @@ class Int8NpuLinearMethod(AscendLinearMethod):
     """Linear method over resident codes `weight` (K, N) int8 and scales `weight_scale` (N) float32.
 
     Args:
-        nz: keep the codes in FRACTAL_NZ.
+        nz: whether to store the codes in FRACTAL_NZ.
     """
 
     def __init__(self, nz: bool):
@@ -42,7 +42,7 @@ class Int8NpuLinearMethod(AscendLinearMethod):
         layer.register_parameter(
             "weight_scale", nn.Parameter(torch.zeros(rows, dtype=torch.float32), requires_grad=False)
         )
-        # vllm-ascend reads this too, of shared experts; its own hook makes a copy in float32
+        # vllm-ascend also reads this for shared experts; its own hook makes a float32 copy
         layer.weight_scale_fp32 = layer.weight_scale.data
         codes = new_codes((input_size_per_partition, rows), self.nz)
         attributes = {"input_dim": 1, "output_dim": 0, **extra_weight_attrs}
@@ -54,4 +54,4 @@ class Int8NpuLinearMethod(AscendLinearMethod):
 class NpuPlainLinearMethod(FromResident, AscendUnquantizedLinearMethod):
     """Linear method of a layer that is not quantized."""
 
-    quant_method = None  # vllm-ascend 0.10's Qwen3 asks its linear layers for their scheme
+    quant_method = None  # vllm-ascend 0.10's Qwen3 reads the scheme of its linear layers

@@ -1,6 +1,7 @@
 """Settings of vllm-ascend that keep copies of weights which a refit would not update: a table of refusals.
 
-Each is looked up in the config object of vllm-ascend or vLLM, or in environment variables, if the version has it.
+Each setting is looked up in the config object of vllm-ascend or vLLM, or in environment variables, if the version has
+it.
 """
 
 from collections.abc import Callable
@@ -18,10 +19,10 @@ class Refusal:
     """Row of the table: one setting that is refused.
 
     Attributes:
-        setting: as a user writes it.
+        setting: the setting as a user writes it.
         seen: a function of vllm-ascend's config object that returns whether the setting is on.
-        why: what goes wrong.
-        instead: what to do.
+        why: why it does not work.
+        instead: what the user should do.
         experts_only: whether it is allowed for models without experts.
     """
 
@@ -33,7 +34,7 @@ class Refusal:
 
 
 def held(root: object, path: str, default: object = None) -> object:
-    """Return a nested attribute, or dict item; the default if the version lacks it."""
+    """Return a nested attribute or dict item; the default if the version lacks it."""
     for name in path.split("."):
         root = root.get(name) if isinstance(root, dict) else getattr(root, name, None)
         if root is None:
@@ -42,12 +43,12 @@ def held(root: object, path: str, default: object = None) -> object:
 
 
 def on(*paths: str) -> Callable[[object], bool]:
-    """Return whether the config object holds something true at one of these places."""
+    """Return whether the config object has a true value at one of these paths."""
     return lambda settings: any(held(settings, path) for path in paths)
 
 
 def in_vllm(*paths: str) -> Callable[[object], bool]:
-    """Return whether vLLM's configuration of the engine being built holds something true at one of these places."""
+    """Return whether vLLM's configuration of the engine being built has a true value at one of these paths."""
     return lambda settings: on(*paths)(get_current_vllm_config())
 
 
@@ -104,7 +105,7 @@ REFUSALS = (
         "turn it off",
     ),
     Refusal(
-        "layer_sharding",  # FLASHCOMM2's sharding of o_proj is set here as well
+        "layer_sharding",  # also enables FLASHCOMM2's sharding of o_proj
         on("layer_sharding"),
         "it moves weights between ranks, away from the addresses that a refit writes to",
         "leave it out",
@@ -176,11 +177,11 @@ REFUSALS = (
 
 
 def refuse(prefix: str, experts: bool) -> None:
-    """Raise RefitError if a setting is on that a layer cannot be served under.
+    """Raise RefitError if a setting is on that this layer does not support.
 
     Args:
-        prefix: the layer's name.
-        experts: whether it is a layer of experts.
+        prefix: name of the layer.
+        experts: whether it is an MoE layer.
     """
     settings = get_ascend_config()
     for one in REFUSALS:

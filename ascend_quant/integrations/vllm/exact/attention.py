@@ -1,9 +1,9 @@
 """Attention of an exact engine: the keys of a token are summed in one order, whatever else is in the batch.
 
-On GPUs FlashAttention 3 cuts a sequence's keys into as many parts as keep the multiprocessors of a batch busy. With one
-part, decode and prefill walk the same blocks of 128 keys (for heads of 128; not for heads of 64).
-On CPUs vLLM's kernel sizes a tile of keys by its second-level cache and by how many queries share it, besides cutting
-them into parts. Here each query is a request of its own, as in decode: a prefill reads its keys once for each query.
+On GPUs, FlashAttention 3 splits a sequence's keys into a number of parts that depends on the batch. With one part,
+decode and prefill use the same blocks of 128 keys (for head size 128, but not for 64). On CPUs, vLLM's kernel also
+splits the keys, into tiles whose size depends on the L2 cache and on the number of queries. Here each query is treated
+as a separate request, as in decode, so a prefill reads its keys once per query.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-SPLIT_HEADS = (64,)  # sizes for which FlashAttention 3 walks the keys in other blocks in decode than in prefill
+SPLIT_HEADS = (64,)  # head sizes for which FlashAttention 3 uses other blocks of keys in decode than in prefill
 
 
 def one_part(original: Callable) -> Callable:
-    """Wrap FlashAttention's functions: keys are cut into one part (num_splits=1), whatever the caller asks."""
+    """Wrap FlashAttention's functions: keys are not split (num_splits=1), whatever the caller requests."""
     return lambda *args, **kwargs: original(*args, **{**kwargs, "num_splits": 1})
 
 
@@ -31,7 +31,7 @@ def scheduling_each_query(original: Callable) -> Callable:
 
 
 def attending_each_query(original: Callable) -> Callable:
-    """Wrap `cpu_attention_with_kv_cache`: each query is a request of its own, as in that plan."""
+    """Wrap `cpu_attention_with_kv_cache`: each query is a separate request, as in that plan."""
 
     def cpu_attention_with_kv_cache(**given: Any) -> None:
         starts, lengths, request = each_query(given["query_start_loc"], given["seq_lens"])
@@ -45,11 +45,11 @@ def each_query(starts_R1: torch.Tensor, lengths_R: torch.Tensor) -> tuple[torch.
     """Split R requests into requests of one query each.
 
     Args:
-        starts_R1: int32, where each request's queries begin among all of them, and the end of the last.
-        lengths_R: int32, the keys of each request: those of its last query.
+        starts_R1: int32, start of each request's queries, and the end of the last.
+        lengths_R: int32, number of keys of each request, which is that of its last query.
 
     Returns:
-        Starts and lengths of the new ones, and int64 the request that each was a part of.
+        Starts and lengths of the new requests, and int64 index of the original request of each.
     """
     counts_R = starts_R1.diff()
     request_T = torch.repeat_interleave(torch.arange(len(lengths_R)), counts_R.long())

@@ -1,6 +1,6 @@
-"""Monkeypatches of vLLM for exact engines: what is replaced at run time, why, and how to disable it.
+"""Monkeypatches of vLLM for exact engines: functions that are replaced at run time, why, and how to disable them.
 
-Part of the list in vllm/hooks.py.
+The list in vllm/hooks.py includes them.
 """
 
 from ascend_quant.integrations.vllm.exact import attention as exact_attention

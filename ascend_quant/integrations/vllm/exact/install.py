@@ -1,8 +1,8 @@
-"""Option exact, for exact on-policy RL: a token's log-probability has the same bits in decode, prefill, a trainer.
+"""Option exact, for exact on-policy RL: a token's log-probability has the same bits in decode, prefill and trainer.
 
-int8 products are integer sums, the same in every batch. Norms, SiLU and rotation become ops that the trainer has too
-(kernels/exact_ops.py), attention sums over the keys of a token in one order (attention.py), and a router has one
-kernel for any number of tokens. What cannot be exact is refused by name.
+int8 products are integer sums, which do not depend on the batch. Norms, SiLU and rotation use ops that the trainer
+shares (kernels/exact_ops.py), attention sums over the keys of a token in one order (attention.py), and routers use one
+kernel for any number of tokens. Layers and settings that cannot be exact are refused.
 """
 
 from functools import partial
@@ -21,14 +21,14 @@ from ascend_quant.integrations.vllm.exact.attention import SPLIT_HEADS
 from ascend_quant.kernels import exact_ops
 from ascend_quant.refit import RefitError
 
-MOST_RANKS = 2  # a sum of two is the same in either order
+MOST_RANKS = 2  # a sum of two terms does not depend on the order
 
 
 def install(model: nn.Module, vllm_config: Any) -> None:
     """Make a built model compute with the exact ops.
 
     Raises:
-        RefitError: a setting or a layer that cannot be exact, named.
+        RefitError: a setting or a layer cannot be exact; the message names it.
     """
     check(vllm_config)
     for name, layer in model.named_modules():
@@ -39,7 +39,7 @@ def install(model: nn.Module, vllm_config: Any) -> None:
 
 
 def check(vllm_config: Any) -> None:
-    """Raise RefitError for a device or a setting of the engine that cannot be exact."""
+    """Raise RefitError for a device or an engine setting that cannot be exact."""
     if not (current_platform.is_cpu() or _is_hopper()):
         raise RefitError(
             f"option exact: on {current_platform.device_type} attention is not batch-invariant; only "

@@ -1,15 +1,15 @@
-"""Log-probabilities of an exact engine: log_softmax of float32 logits by torch, as a trainer takes them.
+"""Log-probabilities of an exact engine: torch's log_softmax of float32 logits, as in a trainer.
 
-vLLM's first model runner does so by itself. The second one has kernels of its own.
+vLLM's first model runner already does so; the second one has its own kernels.
 
-Shape suffixes: T rows of logits, V words of the vocabulary, C chosen words, R requests.
+Shape suffixes: T rows of logits, V vocabulary size, C chosen tokens, R requests.
 """
 
 from collections.abc import Callable
 
 import torch
 
-ROWS = 512  # at a time: two times 0.3 GiB of float32 for a vocabulary of 152,064
+ROWS = 512  # rows at a time: two times 0.3 GiB of float32 for a vocabulary of 152,064
 
 
 def by_torch(original: Callable) -> Callable:

@@ -1,10 +1,10 @@
-"""A fusion pass over vLLM's compiled graphs: RMSNorm (rms_norm, fused_add_rms_norm) or SiLU-times-up and the
-quantization of its result become one kernel. The pattern is the model's own layer, traced anew (match.py).
+"""A fusion pass over vLLM's compiled graphs: RMSNorm (rms_norm, fused_add_rms_norm) or SiLU-and-multiply, and the
+quantization of its result, become one kernel. The pattern is traced from the model's own layer (match.py).
 
-vLLM offers a place for a pass of one's own over each graph. There each op `quantize_tokens` is looked at: if what it
-quantizes is computed just as one of the model's own layers does, traced anew here, and nobody else reads it, an op of
-token_ops.py takes the place of both. Wherever vLLM computes a layer otherwise, the two stay as they are. In an
-exact engine these layers are ops already (kernels/exact_ops.py), so there is nothing to trace.
+vLLM runs a custom pass over each graph. The pass visits each op `quantize_tokens`: if its input is computed as one of
+the model's own layers computes it, traced here, and has no other user, an op of token_ops.py replaces both. If vLLM
+computes a layer in another way, both stay unchanged. In an exact engine these layers are already ops
+(kernels/exact_ops.py), so there is nothing to trace.
 """
 
 import copy
@@ -38,8 +38,8 @@ EXACT = {
     exact_ops.add_rms_norm._opoverload: ADD_NORM,
     exact_ops.silu_mul._opoverload: SILU,
 }
-SOURCES = [Path(__file__), Path(graph_match.__file__), Path(token_ops.__file__)]  # of what becomes of a graph
-TOKENS = 7  # to trace with
+SOURCES = [Path(__file__), Path(graph_match.__file__), Path(token_ops.__file__)]  # hashed
+TOKENS = 7  # number of tokens to trace with
 
 _layers: dict[tuple, nn.Module] = {}
 _told: set[str] = set()
@@ -56,7 +56,7 @@ def _without_weights(layer: nn.Module) -> nn.Module:
 
 
 class FuseQuantization(base_of_passes()):
-    """Compiler pass that fuses norms and activations with quantization; stateless itself, for vLLM copies passes."""
+    """Compiler pass that fuses norms and activations with quantization; it has no state, since vLLM copies passes."""
 
     def learn(self, model: nn.Module) -> None:
         """Record the computations of layers that can be fused, without keeping their weights."""
@@ -70,7 +70,7 @@ class FuseQuantization(base_of_passes()):
         quantizations = [node for node in graph.nodes if node.target is QUANTIZE]
         found = Counter(NAMES[_fuse(graph, node)] for node in quantizations)
         text = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
-        if text and text not in _told:  # a line for each kind of graph: most of a model's are alike
+        if text and text not in _told:  # logged once per kind of graph, since most of a model's are alike
             _told.add(text)
             logger.info("kernels that quantize the activations of the graph: %s", text)
 
@@ -78,7 +78,7 @@ class FuseQuantization(base_of_passes()):
         """Return the hash that identifies this pass in compile caches."""
         return self.hash_source(*(path.read_text() for path in SOURCES))
 
-    def __repr__(self) -> str:  # older vLLMs hash it
+    def __repr__(self) -> str:  # hashed by older versions of vLLM
         return f"{type(self).__name__}({self.uuid()[:16]})"
 
 
@@ -136,7 +136,7 @@ def _fusions(key: tuple, columns: int, dtype: torch.dtype) -> list[Fused]:
         return []
     try:
         return _traced(key, columns, dtype)
-    except Exception as error:  # a vLLM to come; what cannot be traced is not fused
+    except Exception as error:  # for future versions of vLLM; a layer that cannot be traced is not fused
         logger.warning(
             "%s cannot be traced, so its results are quantized by a separate kernel: %s", key[0].__name__, error
         )
@@ -188,7 +188,7 @@ def _replace(graph: fx.Graph, quantize: fx.Node, fused: Fused, match: Match) -> 
             summed = graph.call_function(operator.getitem, (new, 2))
             summed.meta["val"] = new.meta["val"][2]
             total.replace_all_uses_with(summed)
-    quantize.replace_all_uses_with(new)  # its results are the new op's first two
+    quantize.replace_all_uses_with(new)  # its results are the first two of the new op
     for node in sorted({quantize, *match.computed()}, key=place.get, reverse=True):
         if not node.users:
             graph.erase_node(node)

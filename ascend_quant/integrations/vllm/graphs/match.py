@@ -1,4 +1,4 @@
-"""A pattern matcher: whether a graph computes a value as a given function does; both are FX graphs, traced alike."""
+"""A pattern matcher for FX graphs: it checks whether a graph computes a value as a given traced function does."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import make_fx
 
-ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)  # the tensor itself
+ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)  # they return the tensor itself
 
 
 def trace(function: Callable, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> fx.Graph:
@@ -20,15 +20,15 @@ def trace(function: Callable, shapes: Sequence[tuple[int, ...]], dtype: torch.dt
 
 
 class Match:
-    """Match of a traced function's nodes with those of a graph.
+    """A match of a traced function's nodes with those of a graph.
 
     Args:
-        traced: from `trace`; its first or only result is looked for.
-        value: the node that may be that result.
+        traced: result of `trace`; its first or only output is matched.
+        value: the node that may be that output.
 
     Attributes:
-        found: whether it is.
-        arguments: the nodes of the function's arguments, None where the result does not depend on one.
+        found: whether they match.
+        arguments: the nodes of the function's arguments; None for arguments that the output does not depend on.
     """
 
     def __init__(self, traced: fx.Graph, value: fx.Node):
@@ -39,11 +39,11 @@ class Match:
         self.arguments = [self.places.get(node) for node in traced.find_nodes(op="placeholder")]
 
     def result(self, index: int) -> fx.Node | None:
-        """Return the graph's node of another result of the function, if the graph has it."""
+        """Return the graph's node of another output of the function, if the graph has it."""
         return self._find(self._results[index])
 
     def computed(self) -> list[fx.Node]:
-        """List the graph's nodes that the function stands for, without its arguments."""
+        """Return the graph's nodes that the function covers, without its arguments."""
         return [place for node, place in self.places.items() if node.op != "placeholder"]
 
     def _find(self, node: fx.Node) -> fx.Node | None:
@@ -88,14 +88,14 @@ def _itself(node: object) -> object:
 def _same_op(ours: object, other: object) -> bool:
     if ours is other:
         return True
-    # vLLM's own ops have an overload that may overwrite its arguments; it is gone once a graph is functional
+    # vLLM's own ops have an overload that may overwrite its arguments; it does not occur in functional graphs
     return getattr(ours, "namespace", None) == "vllm_ir" and ours.overloadpacket is getattr(
         other, "overloadpacket", None
     )
 
 
 def _arguments(node: fx.Node) -> list:
-    """List all arguments in the order of the op's schema, with its defaults."""
+    """Return all arguments in the order of the op's schema, with defaults filled in."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return [*node.args, *node.kwargs.values()]
     rest = node.target._schema.arguments[len(node.args) :]

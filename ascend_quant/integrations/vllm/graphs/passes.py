@@ -1,4 +1,4 @@
-"""Our pass over the graphs that vLLM compiles (fusion.py), in the one place that vLLM has for a user's pass."""
+"""Registration of our pass over the graphs that vLLM compiles (fusion.py), in vLLM's only slot for custom passes."""
 
 import torch
 from vllm.platforms import current_platform
@@ -11,7 +11,7 @@ def add_pass(vllm_config) -> None:
     passes = vllm_config.compilation_config.inductor_compile_config
     if _pass_key() not in passes:
         from ascend_quant.integrations.vllm.graphs.fusion import (
-            FuseQuantization,  # needs Triton, as not every platform has it
+            FuseQuantization,  # needs Triton, which not every platform has
         )
 
         passes[_pass_key()] = FuseQuantization()

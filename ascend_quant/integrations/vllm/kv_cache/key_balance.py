@@ -16,7 +16,7 @@ from ascend_quant.refit.resident import ResidentWeight
 
 logger = logging.getLogger(__name__)
 
-ROUNDS_CHANNELS_ALIKE = ("int8_per_token_head",)  # vLLM's names of dtypes; a float's error is each channel's own
+ROUNDS_CHANNELS_ALIKE = ("int8_per_token_head",)  # dtypes whose error is not relative per channel
 
 
 class _Otherwise(Exception):
@@ -49,7 +49,7 @@ def _names(model: nn.Module) -> Iterator[str]:
 
 
 def _attention(name: str, model: nn.Module, residents: Mapping[str, ResidentWeight]) -> Attention:
-    """Raises _Otherwise."""
+    """Return the tensors of an attention layer; raise _Otherwise if its structure is not supported."""
     layer, block = model.get_submodule(name), name.rpartition(".")[0]
     rotation, head = getattr(layer, "rotary_emb", None), layer.attn.head_size
     if not getattr(rotation, "is_neox_style", False) or rotation.rotary_dim != head:

@@ -6,7 +6,7 @@
     fp8   fp8 (e4m3): a scale a layer for keys, values and queries
     auto  what the engine is told otherwise
 
-It is refused by name if this engine, model or device does not support it or would compute wrong results.
+It is refused if this engine, model or device does not support it or would compute wrong results.
 """
 
 import logging
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 DTYPES = {"int8": "int8_per_token_head", "fp8": "fp8"}
 OF_ASCEND = "int8"  # vllm-ascend's own dtype, from 0.30 on
-SAME = {"fp8": ("fp8", "fp8_e4m3"), "int8": ("int8_per_token_head",)}  # what a caller may have asked for as well
+SAME = {"fp8": ("fp8", "fp8_e4m3"), "int8": ("int8_per_token_head",)}  # dtypes that the caller may also request
 
 
 class KvCacheError(ValueError):
@@ -35,10 +35,10 @@ class KvCacheError(ValueError):
 
 
 def configuring(original: Callable) -> Callable:
-    """Wrap `EngineArgs.create_model_config`: an engine of ours gets the dtype of the option kv_cache.
+    """Wrap `EngineArgs.create_model_config`: our engines get the dtype of the option kv_cache.
 
-    vLLM calls it first when it makes an engine's configuration; the model's has the options, whether they come from
-    `hf_overrides` or with the checkpoint.
+    vLLM calls it first when it creates an engine's configuration. The model's configuration has the options, whether
+    they are from `hf_overrides` or from the checkpoint.
     """
 
     def create_model_config(self, *args, **kwargs):
@@ -58,7 +58,7 @@ def asked_for(model_config: Any) -> str | None:
         return None
     for config in (model_config.hf_config, model_config.hf_text_config):
         options = getattr(config, "quantization_config", None)
-        if isinstance(options, Mapping) and options.get("kv_cache") in DTYPES:  # others are refused with all options
+        if isinstance(options, Mapping) and options.get("kv_cache") in DTYPES:  # others are refused later
             return options["kv_cache"]
     return None
 
@@ -84,7 +84,7 @@ def configure(arguments: Any, asked: str) -> None:
 
 
 def _dtype(asked: str) -> str | None:
-    """Return the name of the KV cache dtype; None if the quantization config alone creates the cache."""
+    """Return the name of the KV cache dtype; None if the quantization config creates the cache."""
     if _is_dtype():
         return DTYPES[asked]
     return OF_ASCEND if OF_ASCEND in compat.cache_dtypes() else None

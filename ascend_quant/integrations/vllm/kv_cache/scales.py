@@ -1,8 +1,8 @@
-"""An engine's buffers for the scales of its KV cache, kept at those of this step (see kv_cache/scales.py).
+"""The engine's buffers for the scales of its KV cache, which are updated in every step (see kv_cache/scales.py).
 
-Here those of vLLM's fp8 cache; a platform with another one has its own (vllm_ascend/c8.py). vLLM's attention reads
-`_q_scale`, `_k_scale` and `_v_scale`, buffers on the device, or their twins on the host. It sets all to 1 whenever a
-model has been loaded, and when the memory of the cache wakes up. Captured graphs read the buffers by address.
+This module has those of vLLM's fp8 cache; vllm_ascend/c8.py has those of C8. vLLM's attention reads `_q_scale`,
+`_k_scale` and `_v_scale`, buffers on the device, or their copies on the host. vLLM sets all of them to 1 after loading
+a model, and when the memory of the cache wakes up. Captured graphs read the buffers by address.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,17 +18,17 @@ from ascend_quant.kv_cache.bounds import NORM_BEFORE_ATTENTION, Bounds
 from ascend_quant.kv_cache.scales import FP8, KvScales
 from ascend_quant.refit import RefitError
 
-STATIC = ("fp8", "fp8_e4m3")  # vLLM's names of the dtype whose codes go to 448
+STATIC = ("fp8", "fp8_e4m3")  # vLLM's names of the dtype whose largest value is 448
 OTHER_STATIC = ("fp8_e5m2", "fp8_inc", "nvfp4", "fp8_ds_mla")
-READS_HOST_ONCE = ("FLASHINFER",)  # keeps the product of scales that it has first seen
+READS_HOST_ONCE = ("FLASHINFER",)  # these backends keep the product of the first scales that they see
 
 
 def follow(model: nn.Module, vllm_config: VllmConfig) -> KvScales | None:
     """Create the updater of a model's KV cache scales; None if the cache has none, such as a BF16 one.
 
     Raises:
-        RefitError: a cache that cannot be kept right: another float8, latent attention, a drafter, attention that
-            reads another layer's cache, a backend that keeps the first scales; or a vLLM that cannot begin anew what is
+        RefitError: the scales cannot be kept correct: another float8 dtype, latent attention, a drafter, attention that
+            reads another layer's cache, a backend that keeps the first scales, or a vLLM that cannot recompute requests
             in flight.
     """
     asked = vllm_config.cache_config.cache_dtype
@@ -90,7 +90,7 @@ def _check(model: nn.Module, vllm_config: VllmConfig, layers: Mapping[str, nn.Mo
 
 
 def _bounds(vllm_config: VllmConfig) -> Bounds | None:
-    """Return the bounds of q, k and v that the model's weights imply; None if nothing is known."""
+    """Return the bounds of q, k and v that the model's weights imply; None if unknown."""
     config = vllm_config.model_config.hf_text_config
     gain = _gain(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
     return None if gain is None or _kind(vllm_config) not in NORM_BEFORE_ATTENTION else Bounds(gain)
@@ -109,10 +109,10 @@ def _kind(vllm_config: VllmConfig) -> str:
 
 
 class Buffers:
-    """Scale buffers of the attention layers of one model whose KV cache is fp8.
+    """Scale buffers of a model's attention layers with an fp8 KV cache.
 
     Args:
-        modules: by their names.
+        modules: attention layers by name.
     """
 
     form, channels = FP8, 1
@@ -125,7 +125,7 @@ class Buffers:
         return list(self.modules)
 
     def kept(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return the scales as the device's and the host's buffers keep them."""
+        """Return the scales as the buffers of device and host store them."""
         return [values.flatten()] * 2
 
     @torch.no_grad()
@@ -149,7 +149,8 @@ class Buffers:
 
 
 def _then_written(original: Callable[..., None], scales: KvScales, name: str) -> Callable[..., None]:
-    """Wrap a layer's `process_weights_after_loading`, which sets its KV cache scales to 1: ours are written after."""
+    """Wrap a layer's `process_weights_after_loading`, which sets its KV cache scales to 1: ours are written
+    afterwards."""
 
     @wraps(original)
     def process(*args, **kwargs) -> None:

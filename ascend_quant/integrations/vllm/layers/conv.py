@@ -1,7 +1,7 @@
 """The convolution of gated delta nets (Qwen3-Next, Qwen3.5), which vLLM's kernels read packed on some CPUs.
 
-vLLM packs the weight once, behind its first load, and throws the original away. Here the resident parameter stays as
-it is sent, and the kernels get a packed copy, which follows every refit at the address that it had from the start.
+vLLM packs the weight once, after the first load, and discards the original. Here the resident parameter keeps its
+layout, and the kernels get a packed copy, which every refit updates in place.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,10 @@ from ascend_quant.refit import RefitError
 
 
 def follow(model: nn.Module) -> Callable[[], None]:
-    """Give the layers' kernels packed weights if vLLM packs them; returns the object that updates them.
+    """Give the layers' kernels packed weights if vLLM packs them; return the object that updates them.
 
     Raises:
-        RefitError: a shape that vLLM's own packing does not take.
+        RefitError: vLLM's own packing does not support the shape.
     """
     if DELTA_NET_LAYER is None:
         return lambda: None
@@ -33,7 +33,7 @@ def follow(model: nn.Module) -> Callable[[], None]:
 
 
 def _packed(name: str, layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Pack a layer's weight (channels, 1, width) for its kernels; returns both, or None if it is not packed."""
+    """Pack a layer's weight (channels, 1, width) for its kernels; return both, or None if it is not packed."""
     conv = layer.conv1d
     weight = conv.weight.data
     try:
@@ -44,7 +44,7 @@ def _packed(name: str, layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | 
         ) from error
     if packed.shape == weight.shape:
         return None
-    # what Python finds before the submodule, which keeps the parameter for loaders and refits
+    # Python finds this attribute before the submodule, which keeps the parameter for loaders and refits
     vars(layer)["conv1d"] = SimpleNamespace(
         weight=packed, bias=conv.bias, _cpu_unpacked_conv_weight=weight.view(weight.shape[0], weight.shape[2])
     )

@@ -1,13 +1,12 @@
-"""The schemes' products on CUDA by vLLM's own kernels; `register` gives them to ascend_quant/kernels.
+"""The schemes' products on CUDA with vLLM's own kernels; `register` adds them to ascend_quant/kernels.
 
-How they differ from the oracle, beyond the order of float32 products:
-* fp8: an activation's scale is at least 1 / (448 * 512) (in blocks: 1e-10 / 448); what passes between the experts'
-  kernels (gate and up, their product, each expert's output) is rounded to x's dtype.
-* int4: BF16 activations alone, weights are BF16(code * scale), as the oracle's.
-A NaN among the activations of a linear layer spoils its row, as the oracle's; but with fp8 it counts as 0.
+Differences from the oracle, besides the order of float32 products: * fp8: an activation's scale is at least 1 / (448 *
+512) (in blocks: 1e-10 / 448); what passes between the experts' kernels (gate and up, their product, each expert's
+output) is rounded to x's dtype. * int4: BF16 activations alone, weights are BF16(code * scale), as the oracle's. A NaN
+activation of a linear layer makes its output row NaN, as in the oracle; but with fp8 it counts as 0.
 
-vllm is imported where it is used: to list what is served takes torch and triton alone. What torch.compile traces holds
-no branch on the number of tokens and no wait for the device.
+vllm is imported inside the functions, so that the served schemes can be listed with only torch and triton. Code that
+torch.compile traces neither branches on the number of tokens nor synchronizes.
 """
 
 from functools import cache
@@ -19,26 +18,26 @@ from ascend_quant.kernels.cuda.serve import products as cuda_serving
 from ascend_quant.kernels.storage import Serving
 from ascend_quant.oracle import BLOCK
 
-BLOCKS_PER_SM = 4  # that Marlin may start; linear layers need 1, experts 4
-CUTLASS_ALIGNMENT = 16  # of K and N
+BLOCKS_PER_SM = 4  # blocks that Marlin may start; linear layers need 1, experts 4
+CUTLASS_ALIGNMENT = 16  # of N and K
 CUTLASS = f"vLLM's cutlass_scaled_mm (its Triton kernel unless K and N are multiples of {CUTLASS_ALIGNMENT})"
 
 
 def register() -> None:
-    """Register vLLM's kernels with kernels/cuda; harmless when repeated."""
+    """Register vLLM's kernels with kernels/cuda; idempotent."""
     products = {"int8_linear": int8_linear, "plain_experts": plain_experts}
     engine_products.register(products, SERVING, cuda_serving.SERVING)
 
 
 def int8_linear(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, dtype) -> torch.Tensor:
-    """Multiply int8 codes (cutlass); returns (M, N) in `dtype`."""
+    """Multiply int8 codes (cutlass); return (M, N) in `dtype`."""
     from vllm import _custom_ops as ops
 
     return ops.cutlass_scaled_mm(x_codes_MK, codes_NK.t(), x_scale_M1, scale_N1, dtype, bias_N)
 
 
 def fp8_matmul(x, codes_NK, scale_N, bias_N=None) -> torch.Tensor:
-    """Multiply x (..., K) by fp8 codes, with per-token activations, in x's dtype; `bias_N` has x's dtype too."""
+    """Multiply x (..., K) by fp8 codes, with per-token activations, in x's dtype, which is also that of `bias_N`."""
     from vllm import _custom_ops as ops
 
     x_codes, x_scale_M1 = ops.scaled_fp8_quant(x.reshape(-1, x.shape[-1]), use_per_token_if_dynamic=True)
@@ -51,16 +50,16 @@ def fp8_matmul(x, codes_NK, scale_N, bias_N=None) -> torch.Tensor:
 
 
 def fp8_block_matmul(x, codes_NK, scale_IJ, bias_N=None) -> torch.Tensor:
-    """Multiply x by fp8 codes with a scale for every 128x128 weights and for every 128 activations of a token."""
+    """Multiply x by fp8 codes with 128x128 block scales, and activation scales per token and 128 channels."""
     out_MN = block_product(x.reshape(-1, x.shape[-1]), codes_NK, scale_IJ)
     out_MN = out_MN if bias_N is None else out_MN + bias_N
     return out_MN.view(*x.shape[:-1], codes_NK.shape[0])
 
 
 def int4_matmul(x, tiles, scale_GN, bias_N=None) -> torch.Tensor:
-    """Multiply x by BF16(code * scale), of int4 codes in Marlin's tiles."""
+    """Multiply x by BF16(code * scale), for int4 codes in Marlin's tiles."""
     out_MN = marlin_product(x.reshape(-1, x.shape[-1]), tiles, scale_GN)
-    out_MN = out_MN if bias_N is None else out_MN + bias_N  # Marlin would want it in an order of its own
+    out_MN = out_MN if bias_N is None else out_MN + bias_N  # Marlin expects a permuted bias
     return out_MN.view(*x.shape[:-1], scale_GN.shape[-1])
 
 
@@ -77,7 +76,7 @@ def fp8_product(
     bias_N: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Multiply fp8 codes where cutlass cannot: vLLM's Triton kernel, whose launcher chooses tiles by M as well."""
+    """Multiply fp8 codes if cutlass cannot: vLLM's Triton kernel, an op since its launcher chooses tiles by M."""
     from vllm.model_executor.layers.quantization.compressed_tensors.triton_scaled_mm import triton_scaled_mm
 
     return triton_scaled_mm(x_codes_MK, codes_NK.t(), x_scale_M1, scale_N1, dtype, bias_N)
@@ -90,7 +89,7 @@ def _(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, dtype):
 
 @torch.library.custom_op("ascend_quant::block_product", mutates_args=())
 def block_product(x_MK: torch.Tensor, codes_NK: torch.Tensor, scale_IJ: torch.Tensor) -> torch.Tensor:
-    """Multiply x by fp8 blocks with vLLM's Triton kernel (any N); an op, as its launcher chooses tiles by M."""
+    """Multiply x by fp8 blocks with vLLM's Triton kernel (any N), an op since its launcher chooses tiles by M."""
     from vllm.model_executor.layers.quantization.utils import fp8_utils
 
     x_codes, x_scale = fp8_utils.per_token_group_quant_fp8(x_MK.contiguous(), BLOCK, use_ue8m0=False)
@@ -104,7 +103,7 @@ def _(x_MK, codes_NK, scale_IJ):
 
 @torch.library.custom_op("ascend_quant::marlin_product", mutates_args=())
 def marlin_product(x_MK: torch.Tensor, tiles: torch.Tensor, scale_GN: torch.Tensor) -> torch.Tensor:
-    """Multiply by int4 tiles with vLLM's Marlin kernel; an op, as torch.compile need not see its workspace."""
+    """Multiply by int4 tiles with vLLM's Marlin kernel, an op since torch.compile must not see its workspace."""
     from vllm.model_executor.layers.quantization.utils.marlin_utils import apply_gptq_marlin_linear
     from vllm.scalar_type import scalar_types
 
@@ -144,14 +143,14 @@ def _no_indices(device: torch.device) -> torch.Tensor:
 
 @cache
 def _workspace(device: torch.device) -> torch.Tensor:
-    """Return the workspace (locks) of Marlin's kernels, which they leave unchanged; one per device."""
+    """Return the workspace (locks) of Marlin's kernels, which leave it unchanged; there is one per device."""
     from vllm.model_executor.layers.quantization.utils.marlin_utils import marlin_make_workspace_new
 
     return marlin_make_workspace_new(device, BLOCKS_PER_SM)
 
 
 def fp8_experts(x_MK, weight_MT, expert_MT, w13_codes, w13_scale, w2_codes, w2_scale, local_G=None) -> torch.Tensor:
-    """Compute the mixture of `cuda_serving.experts` with fp8 codes and a scale a row."""
+    """Compute the mixture of `products.experts` with fp8 codes and one scale per row."""
     from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
 
     config = fp8_w8a8_moe_quant_config(
@@ -163,7 +162,7 @@ def fp8_experts(x_MK, weight_MT, expert_MT, w13_codes, w13_scale, w2_codes, w2_s
 def fp8_block_experts(
     x_MK, weight_MT, expert_MT, w13_codes, w13_scale, w2_codes, w2_scale, local_G=None
 ) -> torch.Tensor:
-    """Compute the mixture of `cuda_serving.experts` with fp8 codes and a scale a 128x128 block."""
+    """Compute the mixture of `products.experts` with fp8 codes and 128x128 block scales."""
     from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
 
     config = fp8_w8a8_moe_quant_config(w1_scale=w13_scale, w2_scale=w2_scale, block_shape=[BLOCK, BLOCK])
@@ -171,7 +170,7 @@ def fp8_block_experts(
 
 
 def int4_experts(x_MK, weight_MT, expert_MT, w13_tiles, w13_scale, w2_tiles, w2_scale, local_G=None) -> torch.Tensor:
-    """Compute the mixture of `cuda_serving.experts` with int4 codes in Marlin's tiles."""
+    """Compute the mixture of `products.experts` with int4 codes in Marlin's tiles."""
     from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
     from vllm.scalar_type import scalar_types
 
@@ -200,7 +199,7 @@ def plain_experts(
     w2_EKN: torch.Tensor,
     local_G: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute the mixture of experts without quantization, in x's dtype; arguments as in `cuda_serving.experts`."""
+    """Compute the mixture of experts without quantization, in x's dtype; arguments as in `products.experts`."""
     return _fused(x_MK, weight_MT, expert_MT, w13_ENK, w2_EKN, local_G, None)
 
 

@@ -1,6 +1,6 @@
 """vLLM's own attention and routing, registered for exact trainers.
 
-vllm is imported where it is used, as in cuda_products.py.
+vllm is imported inside the functions, as in cuda_products.py.
 """
 
 from functools import cache
@@ -12,21 +12,21 @@ from ascend_quant.exact.packing import Sequences
 from ascend_quant.integrations.vllm.exact.attention import SPLIT_HEADS, each_query
 from ascend_quant.kernels import engine_products
 
-BLOCK = 128  # tokens of a page, vLLM's own size on CPUs
+BLOCK = 128  # tokens per page, vLLM's default on CPUs
 
 
 def register() -> None:
-    """Register the available functions with `kernels`; harmless when repeated."""
+    """Register the available functions with `kernels`; idempotent."""
     engine_products.register({"route": route, "attention": attention}, {}, {})
 
 
 def attention(
     q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, sequences: Sequences, scale: float
 ) -> torch.Tensor:
-    """Compute causal attention within each sequence, (T, H, D), by the kernel of an exact engine on this device.
+    """Compute causal attention within each sequence, (T, H, D), with the kernel of an exact engine on this device.
 
     Raises:
-        NotImplementedError: a device without an exact engine.
+        NotImplementedError: there are no exact engines on the device.
     """
     if (device := q_THD.device.type) not in ATTENTION:
         raise NotImplementedError(f"exact training supports attention on {' or '.join(ATTENTION)}, not on {device}")
@@ -34,7 +34,7 @@ def attention(
 
 
 def route(logits_ME: torch.Tensor, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Route by softmax as vLLM does on this machine; returns weights, float32, and experts, int32, (M, T)."""
+    """Route by softmax as vLLM does on this machine; return weights, float32, and expert ids, int32, (M, T)."""
     from ascend_quant.integrations.vllm import compat
 
     if compat.routes_by_itself():
@@ -58,10 +58,10 @@ def _softmax_layer(top_k: int, renormalize: bool) -> SimpleNamespace:
 def cpu_attention(
     q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, sequences: Sequences, scale: float
 ) -> torch.Tensor:
-    """Compute causal attention within each sequence, (T, H, D), in pages and query by query as in an exact engine.
+    """Compute causal attention within each sequence, (T, H, D), in pages and query by query, as in an exact engine.
 
     Args:
-        k_THD, v_THD: of as many or fewer heads.
+        k_THD, v_THD: keys and values, with as many heads or fewer.
     """
     from vllm import _custom_ops as ops
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
@@ -104,7 +104,7 @@ def cpu_attention(
 
 
 def _pages(lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lay out pages: those of each sequence, int32 (N, most pages), and where each token lies, int64 (T,)."""
+    """Return the pages of each sequence, int32 (N, most pages), and the position of each token, int64 (T,)."""
     pages = [-(-length // BLOCK) for length in lengths]
     table_NB, slots, first = torch.zeros(len(pages), max(pages), dtype=torch.int32), [], 0
     for row, (length, count) in enumerate(zip(lengths, pages, strict=True)):
@@ -117,10 +117,11 @@ def _pages(lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
 def cuda_attention(
     q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, sequences: Sequences, scale: float
 ) -> torch.Tensor:
-    """Compute causal attention by FlashAttention 3, which walks the same blocks of keys without pages as with them.
+    """Compute causal attention with FlashAttention 3, which uses the same blocks of keys with and without pages.
 
     Raises:
-        RuntimeError: a GPU without FlashAttention 3, or heads for which decode walks others (exact/install.py).
+        RuntimeError: the GPU has no FlashAttention 3, or decode uses other blocks for this head size
+            (exact/install.py).
     """
     from vllm.vllm_flash_attn import flash_attn_varlen_func, is_fa_version_supported
 

@@ -15,7 +15,7 @@ class QuantizedLinearMethod(LinearMethodBase):
 
     def __init__(self, scheme: Scheme):
         self.scheme = scheme
-        # found here: torch.compile cannot trace the search
+        # looked up here, since torch.compile cannot trace the lookup
         self.product = serving_of(scheme, torch.get_default_device()).linear
 
     def create_weights(

@@ -1,7 +1,6 @@
-"""Multi-head latent attention (DeepSeek, Moonlight, Kimi): vLLM computes with two tensors that it makes of kv_b_proj.
+"""Multi-head latent attention (DeepSeek, Moonlight, Kimi): vLLM computes with two tensors derived from kv_b_proj.
 
-They follow every refit, at the addresses that they had from the start. Where kv_b_proj keeps its dtype they are views
-of it, and there is nothing to do.
+Every refit updates them in place. If kv_b_proj is not quantized they are views of it, and need no update.
 """
 
 from collections.abc import Callable
@@ -17,13 +16,13 @@ DERIVED = ("W_UV", "W_UK_T")
 
 
 def follow(model: nn.Module, dtype: torch.dtype) -> Callable[[], None]:
-    """Make vLLM derive in place; returns what brings all layers up to date, once they have been derived at all.
+    """Make vLLM derive the tensors in place; return the function that updates all layers, once they have been derived.
 
     Args:
-        dtype: the model's.
+        dtype: dtype of the model.
 
     Raises:
-        RefitError: of the call: this vLLM derives other tensors too.
+        RefitError: raised by the function: this vLLM derives other tensors too.
     """
     layers = [] if MLA_LAYER is None else [module for module in model.modules() if type(module) is MLA_LAYER]
     for layer in layers:

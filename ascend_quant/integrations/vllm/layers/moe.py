@@ -1,6 +1,6 @@
-"""Fused experts, quantized or in their own dtype: SwiGLU, routed by vLLM, computed from the resident parameters.
+"""Fused experts, quantized or not: SwiGLU, routed by vLLM, computed from the resident parameters.
 
-w13 holds each expert's gate rows, then its up rows; w2 its down projection.
+w13 contains each expert's gate rows, then its up rows; w2 its down projection.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,11 @@ from ascend_quant.schemes import Scheme
 
 
 class ExpertsMethod(ExpertsMethodBase):
-    """Base of the methods for fused experts (MoE), quantized and plain.
+    """Base class of the methods for fused experts (MoE), quantized and plain.
 
     Attributes:
-        record: told the ids (M, T) of what is routed here, see routed_experts.py; None where nobody asks.
+        record: called with the expert ids (M, T) that are routed here, see routed_experts.py; None if they are not
+            requested.
     """
 
     record: Callable[[torch.Tensor], None] | None = None
@@ -57,7 +58,7 @@ class ExpertsMethod(ExpertsMethodBase):
 
     @property
     def is_monolithic(self) -> bool:
-        """True where vLLM hands over router logits instead of routed ids."""
+        """True if vLLM passes router logits instead of routed ids."""
         return not routes_by_itself()
 
     def apply_monolithic(self, layer, x, router_logits, *rest, **rest_by_name):
@@ -73,7 +74,7 @@ class QuantizedExpertsMethod(ExpertsMethod):
     def __init__(self, moe, prefix: str, scheme: Scheme):
         super().__init__(moe, prefix)
         self.scheme, self.scale_names = scheme, {}
-        # found here: torch.compile cannot trace the search
+        # looked up here, since torch.compile cannot trace the lookup
         self.experts = serving_of(scheme, torch.get_default_device()).experts
 
     def _create(self, layer, name, shape, params_dtype, attributes) -> None:
@@ -90,7 +91,7 @@ class PlainExpertsMethod(ExpertsMethod):
 
     def __init__(self, moe, prefix: str):
         super().__init__(moe, prefix)
-        # found here: torch.compile cannot trace the search
+        # looked up here, since torch.compile cannot trace the lookup
         own = getattr(kernels_for(torch.get_default_device()), "plain_experts", None)
         self.experts = own or engine_product("plain_experts")
 
@@ -104,7 +105,7 @@ class PlainExpertsMethod(ExpertsMethod):
 
 
 def refuse_unservable(moe, prefix: str) -> None:
-    """Raise RefitError for a kind of experts whose arithmetic these methods do not have."""
+    """Raise RefitError for experts with arithmetic that these methods do not implement."""
     activation = str(getattr(getattr(moe, "activation", "silu"), "value", getattr(moe, "activation", "silu")))
     if activation != "silu" or not getattr(moe, "is_act_and_mul", True):
         raise RefitError(f"{prefix}: experts with activation {activation!r} are not supported; only 'silu' (SwiGLU) is")

@@ -1,8 +1,7 @@
 """Layers that keep their dtype: embeddings, lm_head, routers, ignored layers, everything under scheme `bf16`.
 
-vLLM's own methods pack weights for the CPU after loading: the packed copy goes stale on the next refit, and the
-original is thrown away. These methods compute from the resident parameter itself, with vLLM's own product where it
-packs nothing.
+On CPUs, vLLM's own methods pack weights after loading, and discard the original, so a refit would not update the packed
+copy. These methods compute from the resident parameter, with vLLM's own product if that does not pack.
 """
 
 from functools import partial
@@ -17,7 +16,7 @@ from ascend_quant.kernels import kernels_for
 
 
 class FromResident:
-    """Compute from `layer.weight`; keep nothing derived from it."""
+    """Methods that compute from `layer.weight`, and keep nothing derived from it."""
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         after_loading(layer)
@@ -31,14 +30,14 @@ class PlainLinearMethod(FromResident, UnquantizedLinearMethod):
 
 
 class RouterMethod(PlainLinearMethod):
-    """Linear method of a mixture of experts' router: on CUDA, few tokens get a kernel of their own, not vLLM's product.
+    """Linear method of an MoE router: on CUDA, few tokens use our own kernel, not vLLM's product.
 
-    Not where vLLM is to give every batch the same bits: many tokens are multiplied by another kernel, but for `exact`.
+    In vLLM's batch-invariant mode our kernel is not used, since larger batches use another one, except with `exact`.
     """
 
     def __init__(self, exact: bool = False):
         super().__init__()
-        # found here: torch.compile cannot trace the search
+        # looked up here, since torch.compile cannot trace the lookup
         own = getattr(kernels_for(torch.get_default_device()), "router_product", None)
         self.product = None if own is None or batch_invariant() else partial(own, any_number=exact)
 
@@ -51,7 +50,7 @@ class PlainEmbeddingMethod(FromResident, UnquantizedEmbeddingMethod):
 
 
 class Float32HeadMethod(PlainEmbeddingMethod):
-    """Method of a language-model head with float32 logits; looking tokens up stays as it is, where the two are tied."""
+    """Method of a language-model head with float32 logits; embedding lookup is unchanged if the two are tied."""
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         logits = kernels_for(x.device).float32_product(x, layer.weight)
@@ -59,5 +58,5 @@ class Float32HeadMethod(PlainEmbeddingMethod):
 
 
 def after_loading(layer: torch.nn.Module) -> None:
-    """Handle vLLM's post-load hook of a layer: the first call settles the whole model, the rest find nothing to do."""
+    """Handle vLLM's post-load hook of a layer: the first call completes the whole model, later ones do nothing."""
     layer.ascend_quant_settle()

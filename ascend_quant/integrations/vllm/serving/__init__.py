@@ -1,7 +1,7 @@
 """Requests and calls while an engine refuses to serve: failures, messages to clients, and recovery.
 
-requests.py      requests end with the reason, the engine lives on
-calls.py         calls to the workers, by which weights come
-http_errors.py   what HTTP clients are told
+requests.py      ends requests with the reason, and keeps the engine alive
+calls.py         calls to the workers that load weights
+http_errors.py   responses to HTTP clients
 hooks.py         monkeypatches of vLLM for all of this
 """

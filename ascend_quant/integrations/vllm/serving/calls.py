@@ -1,9 +1,8 @@
 """Calls to an engine's workers that load weights: the result of each, and its possible effect on the weights.
 
 A call that fails on one worker counts as failed on all, and a refit that it leaves open is closed, so that the next
-sync can begin. A refit that a dead trainer left open is closed when another trainer starts. A client in another
-process gets only the text of an error, which starts with REFUSES (transfer/errors.py) if the weights were not
-applied.
+sync can begin. A refit that a dead trainer has left open is closed when another trainer starts. A client in another
+process gets only the text of an error, which starts with REFUSES (transfer/errors.py) if the weights were not applied.
 """
 
 import logging
@@ -32,19 +31,19 @@ from ascend_quant.transfer.errors import refusal
 
 logger = logging.getLogger(__name__)
 
-ASKED = "ascend_quant_refusal"  # no worker's method: the core itself answers why it refuses requests, None if it serves
-ANEW = ("init_weight_transfer_engine", "reload_weights")  # a trainer's first call, and a whole sync by itself
+ASKED = "ascend_quant_refusal"  # no worker method: the core itself returns the reason for refusing requests, or None
+ANEW = ("init_weight_transfer_engine", "reload_weights")  # a trainer's first call, and a complete sync in one call
 UPDATES = ("start_weight_update", "start_draft_weight_update", "update_weights", "finish_weight_update")
-PAST = ("reset_weights",)  # vLLM 0.32's, for its /weight_checker: its own method, which writes past model.load_weights
-KNOWN = ("vllm", "vllm_ascend", "verl", "ascend_quant")  # packages that write weights by model.load_weights alone
+PAST = ("reset_weights",)  # vLLM 0.32's method for its /weight_checker, which does not use model.load_weights
+KNOWN = ("vllm", "vllm_ascend", "verl", "ascend_quant")  # packages that write weights only through model.load_weights
 
 
 class Answer(NamedTuple):
     """Result or error of one worker's call, and the worker's state after it.
 
     Attributes:
-        refitted: whether its weights are others than before.
-        refused: whether the error is that weights were not taken.
+        refitted: whether its weights have changed.
+        refused: whether the error means that weights were not applied.
     """
 
     result: Any
@@ -55,7 +54,7 @@ class Answer(NamedTuple):
 
 
 def answered(original: Callable) -> Callable:
-    """Wrap `EngineCore.collective_rpc`: every worker's end and state are known, whichever of them fails."""
+    """Wrap `EngineCore.collective_rpc`: result and state of every worker are known, whichever of them fails."""
 
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         if not is_ours(self):
@@ -78,7 +77,7 @@ def answered(original: Callable) -> Callable:
         why = next((answer.state.why for answer in answers if answer.state.failed), None)
         if why is None and len({answer.refitted for answer in answers}) > 1:
             why = f"some of its workers have new weights and others do not ({failed.error})"
-        if why is not None or method == "update_weights":  # which may fail before a tensor comes
+        if why is not None or method == "update_weights":  # it may fail before a tensor arrives
             _abandon_on_all(self, why or f"update_weights failed ({failed.error})", if_open=why is None)
             ask(self)
         if failed.refused and is_alone:
@@ -107,9 +106,9 @@ def _answer(method: str | bytes | Callable, worker: object, /, *args: Any, **kwa
 
 @contextmanager
 def _read_to_its_end(model: nn.Module) -> Generator[None]:
-    """Read an update to its end and raise the first refusal only then.
+    """Consume an update to its end, and only then raise the first refusal.
 
-    Their sender broadcasts all of an update, and waits without an end until every tensor is taken off the wire.
+    The sender broadcasts all tensors of an update, and waits without a timeout until every tensor has been received.
     """
     load, refused = model.load_weights, []
 
@@ -131,7 +130,7 @@ def _read_to_its_end(model: nn.Module) -> Generator[None]:
 
 
 def _answer_far_away(method: str | bytes | Callable, worker: object, /, *args: Any, **kwargs: Any) -> Answer:
-    """Carry out a call where the core, or its client, is another process, to which not every exception can go."""
+    """Carry out a call if the core, or its client, is another process, to which not every exception can be sent."""
     answer = _answer(method, worker, *args, **kwargs)
     if answer.error is None:
         return answer
@@ -141,10 +140,10 @@ def _answer_far_away(method: str | bytes | Callable, worker: object, /, *args: A
 
 
 def may_write(worker: object, method: str | bytes | Callable, given: tuple[Any, ...] = ()) -> bool:
-    """Return whether a call runs code that is not KNOWN, which may have written parameters itself.
+    """Return whether a call runs code outside of the KNOWN packages, which may have written parameters itself.
 
-    Such code is a worker extension's method, a function that came with the call or is handed to one (`apply_model`),
-    a weight transfer that a user registered.
+    Such code can be a worker extension's method, a function that is sent with the call or passed to it (`apply_model`),
+    or a weight transfer that a user registered.
     """
     if method in PAST:
         return True
@@ -163,16 +162,16 @@ def _abandon_on_all(core: object, why: str, if_open: bool) -> None:
 
 
 def _abandon(worker: object, why: str, if_open: bool) -> None:
-    """Fail what is open of a refit on this rank, since it has failed, or never began, on another: the next can begin.
+    """Fail the open refit on this rank, since it has failed or never begun on another, so that the next one can begin.
 
     Args:
-        if_open: whether weights that serve go on serving.
+        if_open: whether a rank without an open refit keeps serving its weights.
     """
     refit = refit_of_worker(worker)
     if refit is not None and not refit.has_failed and (refit.is_open or not if_open):
         refit.fail(RefitError(why))
-    worker = getattr(worker, "worker", worker)  # what is set on vLLM's wrapper of a worker stays on the wrapper
-    if getattr(worker, "_weight_update_active", False):  # vLLM's update API keeps one that failed to finish
+    worker = getattr(worker, "worker", worker)  # attributes set on vLLM's wrapper of a worker stay on the wrapper
+    if getattr(worker, "_weight_update_active", False):  # vLLM's update API leaves it set if an update failed to finish
         worker._weight_update_active = False
-        if worker.weight_transfer_engine is not None:  # SkyRL's worker sets the flag without one
+        if worker.weight_transfer_engine is not None:  # SkyRL's worker sets the flag without an engine
             worker.weight_transfer_engine.reset_weight_update_target()

@@ -1,6 +1,6 @@
-"""Monkeypatches of vLLM for requests, calls and HTTP errors: what is replaced at run time, why, how to disable it.
+"""Monkeypatches of vLLM for requests, calls and HTTP errors: functions that are replaced at run time, and why.
 
-Part of the list in vllm/hooks.py.
+The list in vllm/hooks.py includes them.
 """
 
 from ascend_quant.integrations.vllm.serving import calls, http_errors, requests
@@ -50,7 +50,7 @@ AT_START = (
     ),
 )
 
-WITH_HTTP_SERVER = (  # whose modules no other process has loaded
+WITH_HTTP_SERVER = (  # whose modules are loaded only in the API server's process
     Hook(
         (
             "vllm.entrypoints.generate.base.serving:GenerateBaseServing.__init__",

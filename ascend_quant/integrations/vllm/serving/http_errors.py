@@ -1,16 +1,15 @@
-"""HTTP errors of `vllm serve` when an engine refuses: its reason, with status 409.
+"""HTTP errors of `vllm serve` while an engine refuses: its reason, with status 409.
 
-A refused request ends with the reason as its stop reason (requests.py). vLLM's serving classes look at the finish
-reason alone, and say "Internal server error"; a stream that has no token yet they end without a word. Here an error is
-raised in place of such an output, before it gets to them. A refused call that brings weights (calls.py) would be a
-status 500 with the reason, which trainers' clients send again, to tell at last that there were too many: TRL's does so.
-409 says that the engine is not in the state for it, and is shown.
+A refused request ends with the reason as its stop reason (requests.py). vLLM's serving classes use only the finish
+reason, and report "Internal server error", or end a stream without tokens silently. Therefore an error is raised in
+place of such an output. A refused call that loads weights (calls.py) would have status 500, upon which clients such as
+TRL's retry, and finally report too many retries. 409 means that the engine is not in the required state, and is
+reported.
 
-`/health` stays 200 while an engine refuses: it is what a liveness probe asks, which would kill an engine that the next
-sync heals, and with it the trainer's group of processes. Its body, empty as vLLM's while the engine serves, then is
-`{"status": "refusing", "reason": ..}`; and `/metrics` has ascend_quant_refusing, for alerts and routers. Both ask the
-core, which may be busy: after SECONDS they tell what they heard last. With several data-parallel cores they tell of the
-first.
+`/health` stays 200 while an engine refuses, since a liveness probe would otherwise kill an engine that the next sync
+repairs, and with it the trainer's process group. Its body, which is empty while the engine serves, then is `{"status":
+"refusing", "reason": ..}`; and `/metrics` has ascend_quant_refusing, for alerts and routers. Both query the core, which
+may be busy: after SECONDS they return the last known state. With several data-parallel cores they report the first.
 """
 
 import asyncio
@@ -28,11 +27,12 @@ from ascend_quant.integrations.vllm.serving.requests import is_ours
 from ascend_quant.transfer.errors import REFUSES, refusal
 
 HEALTH, METRICS = "/health", "/metrics"
-SECONDS = 0.5  # half of what a probe of Kubernetes waits
+SECONDS = 0.5  # half of the default timeout of a Kubernetes probe
 
 
 def telling(original: Callable) -> Callable:
-    """Wrap `__init__` of vLLM's serving classes: their engine raises an error for a request failed with a reason."""
+    """Wrap `__init__` of vLLM's serving classes: their engine raises an error for a request that failed with a
+    reason."""
     error = compat.generation_error()
 
     def __init__(self, *args, **kwargs):
@@ -64,11 +64,11 @@ class _Telling:
 
 
 def answering(original: Callable) -> Callable:
-    """Wrap `build_app`: the application gets a middleware that answers why its engine refuses."""
+    """Wrap `build_app`: the application gets a middleware that reports why its engine refuses."""
 
     def build_app(*args, **kwargs):
         app = original(*args, **kwargs)
-        app.middleware_stack = None  # vLLM's last step has built it, to which none could be added; a request will anew
+        app.middleware_stack = None  # already built by vLLM; the next request rebuilds it
         app.add_middleware(_Answering)
         return app
 
@@ -76,7 +76,7 @@ def answering(original: Callable) -> Callable:
 
 
 class _Answering:
-    """ASGI middleware that answers in the application's place while its engine refuses."""
+    """ASGI middleware that responds in place of the application while its engine refuses."""
 
     def __init__(self, app: Callable):
         self._app, self._heard = app, None
@@ -101,7 +101,7 @@ class _Answering:
             await _answer({"error": said}, HTTPStatus.CONFLICT)(scope, receive, send)
 
     async def _why(self, client: Any) -> str | None:
-        """Return why the engine refuses; None also for a dead one, of which vLLM tells."""
+        """Return why the engine refuses; None also for a dead engine, which vLLM reports itself."""
         try:
             (self._heard,) = await asyncio.wait_for(client.collective_rpc(ASKED), SECONDS)
         except TimeoutError:

@@ -1,15 +1,15 @@
 """Requests while an engine refuses to serve: no step computes with invalid weights, and the engine stays alive.
 
-An in-flight request, or one that comes, ends with finish reason "error" (older vLLMs: "abort") and the refusal as its
-stop reason; one that a pause of the scheduler holds back stays. In the caller's own process a new request is refused by
-an exception. The next complete refit heals. `model.compute_logits` refuses too (attach.py), where an error ends the
-engine: no step gets there.
+Requests that are in flight or arrive end with finish reason "error" ("abort" in older versions) and the refusal as
+their stop reason; requests that a paused scheduler holds back are kept. If the engine core is in the caller's process,
+a new request raises an exception. The next complete refit ends this state. `model.compute_logits` also refuses
+(attach.py), but an error there ends the engine, so no step may reach it.
 
-Weights reach the workers through `EngineCore.collective_rpc` (calls.py), leave them in sleep and come back in wake_up.
-After each such call the core knows whether they may serve; a worker in the core's own process is asked directly. What
-came back in wake_up, or what somebody else's code may have written, is looked at only when there is a request, since a
-trainer that wakes the weights up often overwrites them at once. A caller in the core's own process may write without a
-call: whenever its idle engine gets a request, there is a glance at the weights.
+Weights are loaded through `EngineCore.collective_rpc` (calls.py), released in sleep and restored in wake_up. After each
+such call the core knows whether the workers may serve; a worker in the core's own process is queried directly. Weights
+that were restored in wake_up, or that foreign code may have written, are checked only when a request arrives, since a
+trainer that wakes them up often overwrites them at once. A caller in the core's own process may write without a call,
+so an idle engine checks the weights whenever it gets a request.
 """
 
 import logging
@@ -30,16 +30,16 @@ logger = logging.getLogger(__name__)
 
 
 class State(NamedTuple):
-    """State of a worker's weights.
+    """The state of a worker's weights.
 
     Attributes:
-        number: how often they came; None if the model is not ours.
-        why: why they may not serve.
-        failed: whether that is for a refit that failed.
-        unseen: whether they came back from a sleep, somebody else's code may have written them, or scales of the KV
-            cache were written, and are to be looked at before a request.
-        since: with which number came what the KV cache is written and read by (its scales, a balance of its keys): what
-            it holds from before cannot be read. 0 where there is nothing such.
+        number: number of times that weights were loaded; None if the model is not ours.
+        why: why they may not serve; None if they may.
+        failed: whether the reason is a failed refit.
+        unseen: whether weights must be checked before the next request: they were restored after sleep, foreign code
+            may have written them, or KV cache scales were written.
+        since: the `number` since which the KV cache's scales or SmoothAttention factors are valid; older cache entries
+            cannot be read. 0 if the cache has none.
     """
 
     number: int | None = None
@@ -59,7 +59,7 @@ def state_of_worker(worker: object) -> State:
 
 
 def state_once_looked_at(worker: object) -> State:
-    """Look at a worker's weights before a request, then return their state; runs on every worker."""
+    """Check a worker's weights before a request, then return their state; runs on every worker."""
     refit = refit_of_worker(worker)
     if refit is not None:
         refit.look()
@@ -67,12 +67,12 @@ def state_once_looked_at(worker: object) -> State:
 
 
 def is_ours(engine: object) -> bool:
-    """Return whether a core, or a client of one, is of an engine that this plugin quantizes."""
+    """Return whether a core, or a client's core, belongs to an engine that this plugin quantizes."""
     return getattr(engine.vllm_config.quant_config, "get_name", str)() == NAME
 
 
 def asking(original: Callable) -> Callable:
-    """Wrap a method of the engine core: after it the workers are asked whether they may serve."""
+    """Wrap a method of the engine core: after it, the workers are asked whether they may serve."""
 
     def method(self, *args, **kwargs):
         if not is_ours(self):
@@ -85,7 +85,7 @@ def asking(original: Callable) -> Callable:
             else:
                 ask(self)
             raise
-        if isinstance(result, Future):  # sleep, once the running requests have ended
+        if isinstance(result, Future):  # from sleep, which completes once the running requests have ended
             result.add_done_callback(lambda done: ask(self))
         else:
             ask(self)
@@ -95,7 +95,8 @@ def asking(original: Callable) -> Callable:
 
 
 def lost_answers(core: object, error: Exception) -> None:
-    """Refuse for good: vLLM stopped reading at an error, the workers' answers may lag one call behind from now on."""
+    """Refuse permanently: vLLM stopped reading at an error, so the workers' answers may lag one call behind from now
+    on."""
     core.ascend_quant_broken = f"a call to its workers failed ({error}); restart the engine"
 
 
@@ -110,7 +111,7 @@ def note(core: object, states: list[State]) -> None:
 
 
 def state_now(engine: object) -> State:
-    """Return the current state of a worker in this process, else the state after the last call."""
+    """Return the current state of a worker in this process, or else the state after the last call."""
     worker = worker_in(engine)
     if worker is not None:
         return state_of_worker(worker)
@@ -119,7 +120,7 @@ def state_now(engine: object) -> State:
 
 
 def _state_for_requests(engine: object) -> State:
-    """Return the current state, once weights that came back from a sleep have been looked at."""
+    """Return the current state, after weights that were restored from sleep have been checked."""
     state, worker = state_now(engine), worker_in(engine)
     if not state.unseen:
         return state
@@ -136,11 +137,11 @@ def worker_in(engine: object) -> object | None:
 
 
 def ending(original: Callable) -> Callable:
-    """Wrap a step of the engine core: before it the requests in flight end if the engine may not serve."""
+    """Wrap a step of the engine core: the requests in flight end before it if the engine may not serve."""
 
     def step(self):
         state = state_now(self) if is_ours(self) else State()
-        if state.number is not None and state.since > _known(self):  # weights may have come past the core
+        if state.number is not None and state.since > _known(self):  # weights may have been loaded without the core
             _forget_prefixes(self, state.number, state.since)
         in_flight = _in_flight(self.scheduler) if state.why or state.unseen else []
         why = _state_for_requests(self).why if in_flight else None
@@ -148,14 +149,14 @@ def ending(original: Callable) -> Callable:
         if ended:
             logger.warning("%d requests are aborted: %s", len(ended), refusal(why))
             self.scheduler.finish_requests([request.request_id for request in ended], ENDED)
-        outputs, executed = original(self)  # nothing is left of them but what the workers have to forget
+        outputs, executed = original(self)  # only lets the workers forget them
         return _with(outputs, ended, why), executed
 
     return step
 
 
 def _in_flight(scheduler: object) -> list:
-    """List the requests that the next step, or the one after it, would compute; not those that a pause holds back."""
+    """Return the requests that the next two steps would compute, without those that a pause holds back."""
     pause = getattr(getattr(scheduler, "pause_state", None), "name", "UNPAUSED")
     if pause == "PAUSED_ALL":
         return []
@@ -164,7 +165,7 @@ def _in_flight(scheduler: object) -> list:
 
 
 def _with(outputs: dict[int, EngineCoreOutputs] | None, ended: list, why: str | None) -> dict | None:
-    """Return the outputs of a step with the ends of requests, for the client of each."""
+    """Return the outputs of a step together with the ended requests, for each client."""
     for request in ended:
         outputs = {} if outputs is None else outputs
         end = EngineCoreOutput(
@@ -178,7 +179,7 @@ def _with(outputs: dict[int, EngineCoreOutputs] | None, ended: list, why: str | 
 
 
 def forgetting(original: Callable) -> Callable:
-    """Wrap `EngineCore.add_request`: prefixes that former weights have cached are dropped first."""
+    """Wrap `EngineCore.add_request`: prefixes cached with previous weights are dropped first."""
 
     def add_request(self, *args, **kwargs):
         if is_ours(self) and (state := state_now(self)).number is not None:
@@ -189,7 +190,7 @@ def forgetting(original: Callable) -> Callable:
 
 
 def refusing(original: Callable) -> Callable:
-    """Wrap `LLMEngine.add_request`: it raises where the core is in this process and may not serve."""
+    """Wrap `LLMEngine.add_request`: it raises an error if the core is in this process and may not serve."""
 
     def add_request(self, *args, **kwargs):
         refit = refit_of_worker(worker_in(self))
@@ -203,15 +204,15 @@ def refusing(original: Callable) -> Callable:
 
 
 def _known(core: object) -> int:
-    """Return the number of the weights that the caches belong to."""
+    """Return the number of the weights for which the caches are valid."""
     return getattr(core, "ascend_quant_number", 0)
 
 
 def _forget_prefixes(core: object, number: int, since: int = 0) -> None:
-    """Empty the caches of prefixes and of what towers made of images if new weights have come: old ones filled them.
+    """Reset the prefix and encoder caches if new weights have been loaded.
 
-    Where nothing is left of the KV cache that could be read, what is in flight keeps its tokens, and all its keys and
-    values are computed again, with the new weights, scales and balance.
+    If no entry of the KV cache can be read any more, requests in flight keep their tokens, and all their keys and
+    values are recomputed with the new weights, scales and SmoothAttention factors.
     """
     if number == getattr(core, "ascend_quant_number", None):
         return

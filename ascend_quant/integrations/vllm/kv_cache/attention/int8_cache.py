@@ -1,9 +1,9 @@
 """vLLM attention backend for an int8 KV cache with a scale per token and head, with our own kernels.
 
-The pages have as many bytes as vLLM's int8_per_token_head and the same shape; where what lies in them is ours
-(`kernels.cache_pages`). Codes are rounded, where vLLM 0.23 cuts off. New tokens of a fresh prompt attend to each other
-as they are, by FlashAttention, and see nothing of the cache's error; those of a later chunk read the cache. Nothing is
-kept between steps that a sync, sleep or another cache could make wrong.
+Pages have the size and shape of vLLM's int8_per_token_head, but our own layout (`kernels.cache_pages`). Codes are
+rounded, while vLLM 0.23 truncates. New tokens of a fresh prompt attend to each other without quantization, by
+FlashAttention; those of a later chunk read the cache. No state is kept between steps that a sync, sleep or another
+cache could invalidate.
 """
 
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ PAGE = 128  # tokens: a tile of the decode kernel lies in one page
 
 
 class Int8CacheBackend(AttentionBackend):
-    """Attention backend of the option kv_cache=int8."""
+    """The attention backend of the option kv_cache=int8."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16]
     supported_kv_cache_dtypes: ClassVar[list[str]] = ["int8_per_token_head"]
@@ -70,7 +70,7 @@ class Int8CacheBackend(AttentionBackend):
 
 
 class Int8CacheImpl(AttentionImpl[Int8CacheMetadata]):
-    """Attention implementation of one layer over the int8 KV cache."""
+    """The attention implementation of one layer over the int8 KV cache."""
 
     def __init__(
         self,
@@ -124,12 +124,12 @@ class Int8CacheImpl(AttentionImpl[Int8CacheMetadata]):
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute attention of (tokens, heads, head) into `output`; the new tokens are in the cache already."""
+        """Compute attention (tokens, heads, head) into `output`; the new tokens are already in the cache."""
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError(
                 "kv_cache=int8: attention that quantizes its output is not supported; set kv_cache=auto"
             )
-        if attn_metadata is None:  # vLLM measures memory
+        if attn_metadata is None:  # while vLLM measures memory
             return output.fill_(0)
         step, count = attn_metadata, attn_metadata.decodes
         if count:
@@ -143,14 +143,14 @@ class Int8CacheImpl(AttentionImpl[Int8CacheMetadata]):
     def _prefill(self, q, k, v, kv_cache, prefills, out) -> None:
         from ascend_quant.kernels.cuda.serve.triton_extend import extend
 
-        if prefills.any_fresh:  # all of them: what continues a prompt is written anew below
+        if prefills.any_fresh:  # computes all prefills; those that continue a prompt are overwritten below
             self.fresh(q, k, v, prefills.starts, prefills.longest, out)
         if prefills.any_later:
             given = (q, kv_cache, prefills.block_table, prefills.lengths, prefills.starts, prefills.longest)
             extend(*given, self.scale, out, with_fresh=False)
 
     def fresh(self, q, k, v, starts: torch.Tensor, longest: int, out: torch.Tensor) -> None:
-        """Compute causal attention of new tokens within their own sequence (prefill), by vLLM's FlashAttention."""
+        """Compute causal attention of new tokens within their own sequence (prefill), with vLLM's FlashAttention."""
         from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_flash_attn_version
 
         flash_attn_varlen_func(

@@ -1,8 +1,8 @@
 """Attention metadata of a step, shared by all layers: which requests decode, and how the decode kernel's work is split.
 
-vLLM puts the requests with one new token first. Those are decodes, whatever they are; the others extend what is in the
-cache, or begin (fresh). In a captured graph there are decodes alone: the plan is made anew for each step, outside of
-the graph, in the same places.
+vLLM puts requests with one new token first; these are treated as decodes. The others extend the cache, or begin
+(fresh). Captured graphs contain only decodes: the plan is computed for each step outside of the graph, in the same
+buffers.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class Prefills:
     """Metadata of the requests with several new tokens.
 
     Attributes:
-        starts: int32 (count + 1), where each one's tokens begin, from the first of theirs.
-        longest: new tokens of one, at most.
-        any_fresh, any_later: whether some have nothing in the cache before, and whether some have.
+        starts: int32 (count + 1), start of each request's tokens, relative to the first of them.
+        longest: maximum number of new tokens of a request.
+        any_fresh, any_later: whether some have no earlier tokens in the cache, and whether some do.
     """
 
     starts: torch.Tensor
@@ -38,9 +38,9 @@ class Int8CacheMetadata(AttentionMetadata):
     """Attention metadata of one step.
 
     Attributes:
-        tokens: without what is padded.
-        decodes: requests with one new token, which come first; so many tokens.
-        decoder, plan: for them; None where there are none.
+        tokens: number of tokens without padding.
+        decodes: number of requests with one new token, which come first.
+        decoder, plan: kernel and plan of the decodes; None without any.
     """
 
     tokens: int
@@ -54,7 +54,7 @@ class Int8CacheMetadata(AttentionMetadata):
 
 
 class Int8CacheMetadataBuilder(AttentionMetadataBuilder[Int8CacheMetadata]):
-    """Metadata builder of a group of layers with one cache; holds the decode kernel's workspace for all of them."""
+    """Metadata builder of a group of layers with one cache; it holds the decode kernel's workspace for all of them."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
     reorder_batch_threshold: int = 1
@@ -85,13 +85,13 @@ class Int8CacheMetadataBuilder(AttentionMetadataBuilder[Int8CacheMetadata]):
         )
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Int8CacheMetadata:
-        common_attn_metadata.seq_lens.fill_(1)  # the longest would make capturing slow
+        common_attn_metadata.seq_lens.fill_(1)  # the maximum length would make capturing slow
         return self.build(0, common_attn_metadata)
 
 
 def _prefills(common: Any, decodes: int, decode_tokens: int) -> Prefills:
     counts = common.query_start_loc_cpu[decodes + 1 :] - common.query_start_loc_cpu[decodes:-1]
-    bound = common.seq_lens_cpu_upper_bound  # exact for those that prefill; others have something before in any case
+    bound = common.seq_lens_cpu_upper_bound  # exact for prefills; others have earlier tokens in any case
     later = bound[decodes : common.num_reqs] > counts if bound is not None else None
     return Prefills(
         starts=common.query_start_loc[decodes:] - decode_tokens,

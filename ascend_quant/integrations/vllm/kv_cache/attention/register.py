@@ -1,4 +1,4 @@
-"""Registration of our attention backend under vLLM's name for custom backends (CUSTOM), only if that is free."""
+"""Registration of our attention backend under vLLM's name for custom backends (CUSTOM), if that is free."""
 
 from typing import Any
 
@@ -18,14 +18,15 @@ def registry() -> Any | None:
 
 
 def register_attention() -> None:
-    """Register our attention backend in each of vLLM's processes; no-op when repeated, without GPU or registry."""
+    """Register our attention backend in each of vLLM's processes; does nothing when repeated, or without GPU or
+    registry."""
     found = registry()
     if current_platform.is_cuda() and found is not None and holder(found) is None:
         found.register_backend(getattr(found.AttentionBackendEnum, NAME), PATH)
 
 
 def holder(found: Any) -> str | None:
-    """Return the path of the class that is registered in our place (CUSTOM); None if it is free."""
+    """Return the path of the class that is registered as CUSTOM instead of ours; None if the name is free."""
     try:
         return getattr(found.AttentionBackendEnum, NAME).get_path()
     except ValueError:
@@ -33,7 +34,7 @@ def holder(found: Any) -> str | None:
 
 
 def choose(arguments: Any) -> str | None:
-    """Select our backend for an engine with these arguments; returns the reason if that is not possible."""
+    """Select our backend for an engine with these arguments; return the reason if that is not possible."""
     found = registry()
     if found is None:
         return "this vLLM has no registry of attention backends"
