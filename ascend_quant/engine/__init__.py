@@ -1,10 +1,10 @@
-"""Code that all engine integrations share in addition to a refit; `integrations/` has the code for single engines.
+"""Code shared by all engine integrations, besides the refit; `integrations/` has the code for single engines.
 
-options.py    what a user may set
-loading.py    every copy into a resident parameter, whichever of the engine's loaders makes it
+options.py    the user's options
+loading.py    interception of the engine's weight loaders, whose copies become writes of the refit
 source.py     the tensor that the loaders have just received: how much of it has been written
-layout.py     weights in another layout than a checkpoint's (NPUs, int4), and their stand-ins for the loaders
-unmatched.py  tensors that are right to come though a rank has no place for them
+layout.py     weights in another layout than a checkpoint's (NPUs, int4), and placeholders for the loaders
+unmatched.py  tensors that may be sent although a rank has no parameter for them
 """
 
 from ascend_quant.engine.layout import Layout, layouts_of, lent

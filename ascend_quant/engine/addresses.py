@@ -14,7 +14,7 @@ class _Parameter(NamedTuple):
     data: torch.Tensor
 
     def has_moved(self) -> bool:
-        now = getattr(self.layer, self.leaf, None)  # what the layer computes with, be it a parameter or not
+        now = getattr(self.layer, self.leaf, None)  # the layer's tensor, whether a parameter or not
         return now is None or now.data_ptr() != self.data.data_ptr()
 
 

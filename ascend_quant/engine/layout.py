@@ -1,7 +1,7 @@
-"""Weights in another memory layout than the checkpoint's: on NPUs, and for int4.
+"""Weights whose memory layout differs from the checkpoint's: on NPUs, and for int4.
 
-The engine's weight loaders see a placeholder of the checkpoint's shape, without memory. The refit intercepts what is
-copied into the placeholder, and writes the rows to their places in the weight's layout.
+The engine's weight loaders see a placeholder of the checkpoint's shape, without memory. The refit intercepts copies
+into the placeholder, and writes the rows in the weight's layout.
 """
 
 from collections.abc import Generator, Sequence
@@ -23,8 +23,8 @@ class Layout:
     """The layout of one weight in the engine's memory, for the refit and the loaders.
 
     Attributes:
-        stand_in: (.., N, K) on the meta device, with the loaders' attributes.
-        weight_layout: writes rows to their places.
+        stand_in: (.., N, K) placeholder on the meta device, with the loaders' attributes.
+        weight_layout: writes rows in the layout.
         scale: float32, one per row (output channel).
         copies: tensors with the scales in another dtype.
         scheme: the quantization scheme.
@@ -48,11 +48,11 @@ def register(
     """Register a layer's parameter with the memory layout `weight_layout`.
 
     Args:
-        shape: (.., N, K), as checkpoints have it.
+        shape: (.., N, K), the shape in checkpoints.
         more: further fields of `Layout`.
 
     Returns:
-        The stand-in, on which the engine sets its loaders' attributes.
+        The placeholder, on which the engine sets its loaders' attributes.
     """
     layer.register_parameter(name, nn.Parameter(weight_layout.tensor, requires_grad=False))
     stand_in = nn.Parameter(torch.empty(shape, dtype=torch.int8, device="meta"), requires_grad=False)

@@ -2,8 +2,8 @@
 
 Engines have dozens of loaders (fused, sharded, per expert, stacked). All of them end in `parameter_view.copy_(shard)`.
 A TorchDispatchMode around `model.load_weights` sees each of these copies, turns it into a write of the refit, and
-records which part of which checkpoint tensor went where, and which rows are written. This record is the plan with
-which later refits skip the loaders.
+records which part of which checkpoint tensor was written to which rows. This record is the plan with which later refits
+skip the loaders.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ from ascend_quant.transfer.validate import NamedTensor, made_plain
 
 COPY = torch.ops.aten.copy_.default
 FILL = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
-REASON = 120  # characters of a loader's own words
+REASON = 120  # characters of a loader's own message
 
 
 class Loading(TorchDispatchMode):
@@ -40,7 +40,7 @@ class Loading(TorchDispatchMode):
         residents: resident parameters by their storage; a scale's maps to None (never loaded).
         shards: number of ranks over which a tensor may be split.
         unmatched: tensors for which a rank may have no parameter.
-        stacked: whether its loaders accept stacked experts; otherwise experts are split.
+        stacked: whether the engine's loaders accept stacked experts; otherwise experts are split.
         smoothing: the profile's smoothing, one of the refit's checks; None without a profile.
     """
 
@@ -75,7 +75,7 @@ class Loading(TorchDispatchMode):
                 yield from [(own_name, tensor)] if self.stacked else one_by_one(own_name, tensor)
                 self.finish()
                 if plain is not sent:
-                    flush()  # one copy at a time
+                    flush()  # keeps only one copy at a time
             flush()
 
     @contextmanager
@@ -86,7 +86,7 @@ class Loading(TorchDispatchMode):
         except RefitError:
             raise
         except Exception as error:
-            if self.source is None:  # not in a loader: whoever provides the tensors failed
+            if self.source is None:  # raised by the iterator of tensors, not by a loader
                 raise
             raise self._refused(self.source, error) from error
 
@@ -111,7 +111,7 @@ class Loading(TorchDispatchMode):
             self.refit.record(source.name, source.entry)
             return
         whole, wanted = source.tensor.numel(), source.wanted()
-        # Sharded: this rank took whole/shards of it, or a multiple where ranks hold copies (key/value heads).
+        # If sharded, this rank took whole/shards elements, or a multiple if ranks hold copies (key/value heads).
         misfit = source.taken > whole or source.taken * self.shards % whole
         if not source.padded and (misfit or wanted not in (None, whole)):
             has = f"only {source.taken} of its {whole} elements were loaded"
@@ -185,7 +185,7 @@ class Loading(TorchDispatchMode):
                 self._copy(source, resident, target, args[1])
             else:
                 resident.fill(target, args[1] if len(args) > 1 else 0, source.slot)
-                source.entry.by_loader = True  # which fills what no tensor holds
+                source.entry.by_loader = True  # fills rows that no tensor contains
         except RefitError as error:
             if str(error).startswith(f"{self._name()}:"):
                 raise
@@ -194,7 +194,7 @@ class Loading(TorchDispatchMode):
     def _copy(self, source: Source, resident: ResidentWeight, target: torch.Tensor, shard: torch.Tensor) -> None:
         own = source.holds(shard)
         base = source.tensor if own else shard
-        resident.check_dtype(source.tensor.dtype, source.coded)  # whatever a loader makes of it
+        resident.check_dtype(source.tensor.dtype, source.coded)  # even if a loader converts it
         if resident.of_tensors and not own:
             raise RefitError(
                 f"{source.name}: the engine rearranges this tensor, so a scale for the whole tensor cannot be "
@@ -212,7 +212,7 @@ class Loading(TorchDispatchMode):
         else:
             source.entry.by_loader = True
         if not own:
-            self.refit.batch.flush()  # a loader's own tensor lives until it returns
+            self.refit.batch.flush()  # a loader's own tensor only lives until the loader returns
 
     def _by_profile(
         self, source: Source, resident: ResidentWeight, shard: torch.Tensor, own: bool

@@ -1,7 +1,7 @@
-"""A diagnosis for unexpected tensor names: a wrapper's prefix (FSDP, DDP, torch.compile), or a part of PEFT's.
+"""Diagnosis of unexpected tensor names: the prefix of a wrapper (FSDP, DDP, torch.compile), or PEFT's infixes.
 
-Wrappers of a model add a prefix to its names (`module.` of DDP, `_orig_mod.` of torch.compile) or a part inside them
-(`_fsdp_wrapped_module.`); names of an inner model lack its owner's prefix.
+Wrappers of a model add a prefix to its names (`module.` for DDP, `_orig_mod.` for torch.compile) or an infix
+(`_fsdp_wrapped_module.`); names of an inner model lack the outer model's prefix.
 """
 
 from collections.abc import Collection

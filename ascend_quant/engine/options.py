@@ -1,4 +1,4 @@
-"""The options of `quantization_config`, validated: a misspelt or mistyped option is an error, never ignored.
+"""The options of `quantization_config`, validated: an unknown option or one of the wrong type is an error.
 
 `ignore` is what other quantization configs call ignored_layers or modules_to_not_convert.
 """
@@ -11,15 +11,15 @@ from ascend_quant.schemes import get_scheme
 from ascend_quant.schemes.layer_names import Ignored, PatternError
 from ascend_quant.schemes.registry import KV_CACHES
 
-NAME = "ascend_quant"  # of the quantization method, with engines
-EXACT_SCHEME = "int8"  # whose products are integer sums, the same in any order
+NAME = "ascend_quant"  # the quantization method's name in engines
+EXACT_SCHEME = "int8"  # its products are integer sums, which do not depend on the order
 Self = TypeVar("Self", bound="Options")
 
-KINDS: Mapping[object, tuple[type | tuple[type, ...], str]] = {  # what a field's annotation means in JSON
-    bool: (bool, "give true or false"),  # "false" would be true
+KINDS: Mapping[object, tuple[type | tuple[type, ...], str]] = {  # JSON type, by a field's annotation
+    bool: (bool, "give true or false"),  # the string "false" would be true
     str: (str, "give a name"),
     str | None: ((str, type(None)), "give the path of a file"),
-    list[str]: (list, "give a list"),  # a string would be a list of names of one letter
+    list[str]: (list, "give a list"),  # a string would become a list of single letters
     list[dict[str, Any]]: (list, "give a list of options"),
 }
 
@@ -32,13 +32,14 @@ class Options:
         scheme: a name from `ascend_quant.schemes`.
         ignore: layers that keep their dtype.
         profile: path of a profile with smoothing factors for all weights.
-        frozen_scales: quantize with the profile's scales.
+        frozen_scales: whether to quantize with the profile's scales.
         kv_cache: dtype of the KV cache: auto (the model's); int8, with a scale per token and head (on NPUs per channel,
             updated each step); fp8, with scales per layer, updated each step.
-        lm_head_fp32: logits in float32: products of BF16 activations and weights, each exact, summed in float32.
-        exact: a token's log-probability has the same bits in decode, in prefill and in a trainer that computes as the
-            engine does (qat=int8_exact).
-        test_reload: reload twice when the engine has started, and compare with the fresh load.
+        lm_head_fp32: whether to compute logits in float32: exact products of BF16 activations and weights, summed in
+            float32.
+        exact: whether a token's log-probability has the same bits in decode, in prefill and in a trainer with
+            qat=int8_exact.
+        test_reload: whether to reload twice after the engine has started, and compare with the fresh load.
         replicas: options of each data-parallel replica, instead of those above.
     """
 
@@ -53,7 +54,7 @@ class Options:
     replicas: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Raise ValueError on a value of another type, UnknownScheme, or options that exclude each other."""
+        """Raise ValueError for a value of the wrong type or incompatible options, UnknownScheme for a scheme."""
         for option in fields(self):
             value, (kind, advice) = getattr(self, option.name), KINDS[option.type]
             if not isinstance(value, kind) or value == "":
@@ -73,7 +74,7 @@ class Options:
             self.of_replica(rank)
 
     def _check_exact(self) -> None:
-        """Raise ValueError for options whose products or cache depend on the batch, or that a trainer does not have."""
+        """Raise ValueError for options that depend on the batch, or that a trainer does not have."""
         plain = Options(scheme=EXACT_SCHEME)
         for name in ("scheme", "ignore", "profile", "kv_cache", "lm_head_fp32"):
             given, needed = getattr(self, name), getattr(plain, name)
@@ -82,7 +83,7 @@ class Options:
 
     @classmethod
     def of(cls: type[Self], config: Mapping[str, Any]) -> Self:
-        """Read the options of a `quantization_config`; raise ValueError, see above and `known`."""
+        """Read the options of a `quantization_config`; raise ValueError as `known` and `__post_init__` do."""
         return cls(**known(cls, {name: value for name, value in config.items() if name != "quant_method"}))
 
     def of_replica(self: Self, rank: int) -> Self:
@@ -96,7 +97,7 @@ class Options:
 
 def _check_pattern(pattern: object) -> None:
     """Raise ValueError unless this is a possible layer name, or a regular expression."""
-    if not isinstance(pattern, str) or pattern in ("", "re:"):  # the second matches every layer
+    if not isinstance(pattern, str) or pattern in ("", "re:"):  # the second one would match every layer
         raise ValueError(
             f"ascend_quant option ignore: {pattern!r} must be a layer name, or re: and a regular expression"
         )
@@ -110,7 +111,7 @@ def _check_replica(own: object) -> None:
     """Raise ValueError unless these are valid options of a replica."""
     if not isinstance(own, Mapping) or "replicas" in own:
         raise ValueError(f"ascend_quant option replicas: {own!r} must be a mapping with the options of one replica")
-    if "kv_cache" in own:  # it is part of an engine's configuration, which is made before its replicas
+    if "kv_cache" in own:  # a setting of the whole engine, which is read before its replicas exist
         raise ValueError(
             "ascend_quant option replicas: kv_cache must be the same for all replicas: set it outside replicas"
         )

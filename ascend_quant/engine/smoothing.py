@@ -1,10 +1,10 @@
 """SmoothQuant: each tensor of a refit is multiplied by the smoothing factors of a profile before it is quantized.
 
-    trainer's w  --through-->  float32 x, to be quantized as it is, or BF16 x (norms, biases, routers)
+    trainer's w  --through-->  float32 x, quantized without rounding to BF16, or BF16 x (norms, biases, routers)
 
-Tensors are smoothed one at a time, by `oracle.smoothed`, so a refit needs memory for one more tensor. A tensor
-without a rule is unchanged; it is refused if it reads the output of a smoothed norm, as an expert or router missing
-in the profile would.
+Tensors are smoothed one at a time, by `oracle.smoothed`, so a refit needs memory for one more tensor. A tensor without
+a rule is unchanged. It is refused if its layer reads the output of a smoothed norm, such as an expert or a router that
+the profile lacks.
 """
 
 import logging
@@ -27,14 +27,14 @@ from ascend_quant.transfer.validate import NamedTensor
 logger = logging.getLogger(__name__)
 
 SHOWN = 8  # names that one message lists
-LARGEST = 2.0**32  # factor, and 1 / LARGEST the smallest: no smoothing makes such numbers, products would overflow
+LARGEST = 2.0**32  # largest factor, and 1 / LARGEST the smallest; beyond these, products would overflow
 
 
 class Smoothing(Check):
     """The rules of a profile, and those that the current refit has applied.
 
     Args:
-        profile: its names are those of the sent tensors; each expert has its own rules.
+        profile: the profile, by names of sent tensors; each expert has its own rules.
         frozen: whether to quantize with the profile's scales; otherwise every refit computes new ones.
         device: device of the resident weights, on which tensors are multiplied.
         may_miss: returns whether this rank's loaders may skip a tensor of this name.
@@ -56,8 +56,8 @@ class Smoothing(Check):
         self.rules = {name: self._held(rule) for name, rule in profile.rules.items()}
         self._rounded = profile.arithmetic != "float32"
         self._may_miss = may_miss
-        self._unsmoothed: set[str] | None = set()  # None once they were logged
-        self._unreached: set[str] = set()  # names without a rule that need none
+        self._unsmoothed: set[str] | None = set()  # None once they have been logged
+        self._unreached: set[str] = set()  # names that need no rule
         self.begin()
 
     def begin(self) -> None:
@@ -105,10 +105,10 @@ class Smoothing(Check):
             self._unsmoothed.add(name)
 
     def check(self, entries: Mapping[str, Entry]) -> None:
-        """End the refit: every rule must have been applied, otherwise the model is only partly smoothed.
+        """End the refit: every rule must have been applied, since the model would otherwise be only partly smoothed.
 
         Raises:
-            RefitError: some were not (named in the message).
+            RefitError: some rules were not applied; the message names them.
         """
         missed = [name for name in self.rules if name not in self._met and not self._may_miss(name)]
         if missed:

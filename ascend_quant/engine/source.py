@@ -1,4 +1,4 @@
-"""One tensor on its way through the engine's loaders: how much of it has been written, and where its rows lie."""
+"""A tensor that the engine's loaders have received: how much of it has been written, and the position of its rows."""
 
 import torch
 
@@ -12,10 +12,10 @@ class Source:
 
     def __init__(self, name: str, tensor: torch.Tensor, slot: int, sent: torch.Tensor, coded: bool):
         self.name, self.tensor, self.slot, self.taken, self.padded = name, tensor, slot, 0, False
-        self.skipped = False  # by design, says the engine's loader
-        self.elsewhere: str | None = None  # what it was copied into that is not resident
+        self.skipped = False  # by design, according to the engine's loader
+        self.elsewhere: str | None = None  # description of another buffer into which it was copied
         self.sizes: dict[str, dict[int, int]] = {}  # by resident, see `ResidentWeight.whole_sizes`
-        self.nbytes, self.coded = sent.nbytes, coded  # as it was sent
+        self.nbytes, self.coded = sent.nbytes, coded  # size as sent
         self.entry = Entry(sent.shape, prequantized=coded)
 
     def wanted(self) -> int | None:
@@ -50,7 +50,7 @@ class Source:
         if not along:
             return None
         length, stride = tensor.shape[along[-1]], tensor.stride(along[-1])
-        # scales lie between rows of codes
+        # with scales between the rows of codes
         distance = tensor.stride(-2) if self.coded and tensor.dim() > 1 else length
         behind = offset_in(shard, tensor) // stride % distance
         shape, strides = (*shard.shape[:-1], length), shard.stride()

@@ -16,7 +16,7 @@ from ascend_quant.transfer.prequantized import parted
 from ascend_quant.transfer.validate import NamedTensor, check_sent, sent_twice
 
 HEAD = "lm_head.weight"
-ELEMENTS = 1 << 24  # compared at a time
+ELEMENTS = 1 << 24  # elements that are compared at a time
 EXPERT = re.compile(r"(.*\.experts\.)(0|[1-9]\d{0,5})(\..+)")
 
 
@@ -25,8 +25,8 @@ class TiedHead:
 
     Args:
         resident: the embedding (rows of this rank, hidden).
-        shape: of the whole embedding, without padding.
-        first, count: the rows of this rank.
+        shape: shape of the whole embedding, without padding.
+        first row of this rank, and the number of its rows.
     """
 
     def __init__(self, resident: ResidentWeight, shape: tuple[int, int], first: int, count: int):
@@ -34,7 +34,7 @@ class TiedHead:
         self.begin()
 
     def begin(self) -> None:
-        """A refit begins."""
+        """Begin a refit."""
         self._came, self._kept, self._differing = False, None, None
 
     def apart(self, weights: Sequence[NamedTensor], flush: Callable[[], None]) -> Sequence[NamedTensor]:
@@ -52,10 +52,10 @@ class TiedHead:
         return [(name, tensor) for name, tensor in weights if name != HEAD]
 
     def take(self, tensor: torch.Tensor) -> None:
-        """Compare the head with the embedding, whose writes are flushed; keep a copy if that has not arrived yet.
+        """Compare the head with the embedding, whose writes are flushed first; keep a copy if that has not arrived yet.
 
         Raises:
-            RefitError: it was sent twice, or has another dtype or shape.
+            RefitError: the head was sent twice, or has another dtype or shape.
         """
         check_sent(HEAD, tensor)
         if self._came:
@@ -78,7 +78,7 @@ class TiedHead:
         return own is not None and torch.equal(own.to(held.device, held.dtype), held)
 
     def check(self) -> None:
-        """The refit ends.
+        """End the refit.
 
         Raises:
             RefitError: the head differs from the embedding.
@@ -113,17 +113,17 @@ class UnmatchedWeights(Check):
         self._elsewhere: list[str] = []
 
     def begin(self) -> None:
-        """A refit begins."""
+        """Begin a refit."""
         self._elsewhere = []
         if self.head is not None:
             self.head.begin()
 
     def is_known(self, name: str) -> bool:
-        """Return whether a loader may leave a tensor of this name out."""
+        """Return whether a loader may skip a tensor of this name."""
         return (self.head is not None and name == HEAD) or self._is_expert(name)
 
     def is_left_out(self, name: str, tensor: torch.Tensor, entries: Mapping[str, Entry]) -> bool:
-        """Return whether a tensor can be ignored while no refit is open, so that it does not begin one.
+        """Return whether a tensor can be ignored while no refit is open, so that it does not open one.
 
         Args:
             entries: plan entries of the last refit.
@@ -134,18 +134,18 @@ class UnmatchedWeights(Check):
         return name in entries and entries[name].is_idle
 
     def may_be_skipped(self, name: str) -> bool:
-        """Return whether a loader may leave a tensor out by design; a tied head is only a weight, see `TiedHead`."""
+        """Return whether a loader may skip a tensor by design; a tied head may not, see `TiedHead`."""
         return self.head is None or not name.startswith(HEAD.removesuffix("weight"))
 
     def leave_out(self, name: str) -> bool:
-        """Return whether an unwritten tensor may belong to another rank; `check` decides."""
+        """Return whether an unwritten tensor may belong to another rank; `check` verifies this."""
         if self._is_expert(name):
             self._elsewhere.append(name)
             return True
         return False
 
     def check(self, entries: Mapping[str, Entry]) -> None:
-        """The refit ends.
+        """End the refit.
 
         Raises:
             RefitError: the head differs from the embedding, or no local expert matches a sent expert.

@@ -1,6 +1,6 @@
-"""The writes of one refit: collected, handed to the kernels in batches, checked for NaN and infinity on the device.
+"""The writes of one refit: queued, passed to the kernels in batches, and checked for NaN and Inf on the device.
 
-A source tensor must not change until its writes are flushed; its owner decides when to flush.
+A source tensor must not change until its writes are flushed; the caller decides when to flush.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from ascend_quant.transfer.prequantized import parted
 
 
 class Batch:
-    """Queued writes, and the counters of those that are done.
+    """Queued writes, and the counters of those that are complete.
 
     Args:
-        device: where the resident weights are.
-        sparing: whether kernels use little workspace, since the engine may keep what the first load has allocated.
+        device: device of the resident weights.
+        sparing: whether kernels use little work space, since the engine may reserve the peak memory of the first load.
 
     Attributes:
-        is_flushing: whether the writes to resident weights are the kernels' own.
+        is_flushing: whether kernels are writing, so that copies into resident weights are not intercepted.
     """
 
     def __init__(self, device: torch.device, sparing: bool = False):
@@ -36,7 +36,7 @@ class Batch:
         self._sources: list[tuple[str, int]] = []
 
     def new_sources(self, sources: Sequence[tuple[str, int]]) -> int:
-        """Register tensors (name, elements), whose NaN and Inf are counted; returns the first one's number."""
+        """Register tensors (name, elements) whose NaN and Inf are counted; return the slot of the first."""
         self._sources += sources
         return self.counters.new_slots(len(sources))
 
@@ -47,7 +47,7 @@ class Batch:
         tensors: Sequence[torch.Tensor],
         addresses: Sequence[int],
     ) -> None:
-        """Queue writes of tensors, which are registered as `new_sources` does."""
+        """Queue writes of tensors, which are registered as in `new_sources`."""
         first = self.new_sources(sources)
         self._jobs.append(Job(writes, tensors, addresses, np.arange(first, first + len(tensors))))
 
@@ -57,9 +57,9 @@ class Batch:
 
     @torch.no_grad()
     def flush(self) -> None:
-        """Start all queued writes; their sources may be overwritten once the device's stream has passed this point.
+        """Start all queued writes; their sources may be overwritten after the device's stream has passed this point.
 
-        If reading a counter needs no synchronization, what was written is checked at once.
+        If reading a counter needs no synchronization, the written values are checked immediately.
         """
         jobs, self._jobs = self._jobs, []
         if self._single:
@@ -78,10 +78,10 @@ class Batch:
         """Wait for the writes.
 
         Returns:
-            How many of the sampled codes changed, how many were lost to clamping, and the digest of what was written.
+            The number of sampled codes that changed, the number of clamped codes, and the digest of the written bytes.
 
         Raises:
-            RefitError: naming the tensors with NaN or Inf.
+            RefitError: tensors contain NaN or Inf; the message names them.
         """
         bad: dict[int, int]
         changed, digest, bad = self.counters.read()

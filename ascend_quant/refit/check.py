@@ -1,13 +1,13 @@
-"""Checks: what a refit updates or verifies besides the rows of weights: a tied head, smoothing, KV cache scales.
+"""Checks: parts of a refit besides the rows of weights, such as a tied head, smoothing, or KV cache scales.
 
 A refit calls the methods of each check in this order:
 
-    begin      it opens
-    take       each group of tensors, before any of them is written; a check keeps what is its own, or changes them
-    transform  all rows are written: multiply resident tensors
-    derive     compute what the engine keeps beside its weights
-    check      all tensors have come: raise RefitError if the refit may not stand
-    settle     it has succeeded
+    begin      when it opens
+    take       for each group of tensors, before they are written; a check may keep or change them
+    transform  when all rows are written: scale resident tensors
+    derive     then: compute what the engine derives from its weights
+    check      when all tensors have arrived: raise RefitError if the refit is invalid
+    settle     after it has succeeded
 
 Between refits the serving state asks each check whether its buffers are unchanged. Methods do nothing by default.
 """
@@ -28,7 +28,7 @@ class Check:
     """A check that does nothing.
 
     Attributes:
-        name: key of its report in receipts.
+        name: key of the check's report in receipts.
         needs_look: whether its buffers must be read back before a request is served.
         cache_since: the number of the last refit that changed how cached keys and values are read; 0 for none.
     """
@@ -43,31 +43,31 @@ class Check:
         return None
 
     def begin(self) -> None:
-        """A refit begins."""
+        """Begin a refit."""
 
     def extra_writes(self, resident: ResidentWeight) -> Iterable[tuple[RowWrite, torch.dtype]]:
         """Yield examples of writes that only this check causes, so that their kernels are compiled in advance."""
         return ()
 
     def take(self, weights: Iterable[NamedTensor], received: Received) -> Iterable[NamedTensor]:
-        """Return the tensors still to be written, a list for each list; the check keeps and counts the others.
+        """Return the tensors still to be written, as a list for a list; the check stores and counts the others.
 
         Args:
-            weights: each tensor has passed `check_sent`.
+            weights: tensors that have passed `check_sent`.
         """
         return weights
 
     def transform(self) -> None:
-        """Multiply resident tensors after all of them have been written, asynchronously."""
+        """Scale resident tensors after all of them have been written, asynchronously."""
 
     def derive(self) -> None:
         """Update the buffers that the engine derives from its weights."""
 
     def check(self, entries: Mapping[str, Entry]) -> None:
-        """End the refit, after all residents were written; raise RefitError if it is not valid."""
+        """End the refit after all residents have been written; raise RefitError if it is not valid."""
 
     def settle(self, number: int, digest: int) -> int:
-        """Return the digest of all residents after refit `number`, given the digest of what was written."""
+        """Return the digest of all residents after refit `number`, given the digest of the written bytes."""
         return digest
 
     def look(self) -> None:

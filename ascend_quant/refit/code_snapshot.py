@@ -4,9 +4,9 @@ A refit compares the values that it writes with those that it overwrites, in eve
 level 2 discards the buffers' bytes, so these rows are copied to the host before it and restored after it, and the
 next refit counts the same changes as without the sleep. They are never served: the engine refuses until that refit.
 
-Host memory while the engine sleeps: 1/64 of the codes' bytes (int4 on CUDA: 1/32), rounded up to a power of two, so
-128 MiB for 7B parameters in int8, pinned; torch keeps it for the next sleep. Device time: a copy of so many bytes each
-way, the first waited for, the second not.
+While the engine sleeps, this uses pinned host memory of 1/64 of the codes' bytes (int4 on CUDA: 1/32), rounded up to a
+power of two: 128 MiB for 7B parameters in int8. torch keeps it for the next sleep. These bytes are copied once in each
+direction; only the first copy is waited for.
 """
 
 import logging
@@ -19,7 +19,7 @@ from ascend_quant.refit.resident import ResidentWeight
 logger = logging.getLogger(__name__)
 
 
-PIECE = 16 << 20  # bytes that travel in one copy, through as much memory of the device
+PIECE = 16 << 20  # bytes per copy, and of the device buffer
 
 
 class CodeSnapshot:
@@ -74,7 +74,8 @@ class CodeSnapshot:
 
 
 def _pieces(rows: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Consecutive tensors, PIECE bytes together: a copy from the host into rows with gaps costs 0.1 ms a tensor."""
+    """Group consecutive tensors into copies of PIECE bytes, since a copy into rows with gaps costs 0.1 ms per
+    tensor."""
     piece: list[torch.Tensor] = []
     size = 0
     for part in rows:

@@ -9,14 +9,15 @@ from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.writes import RowWrite
 from ascend_quant.refit.session import Refit
 
-SENT_AS = (torch.bfloat16, torch.float32)  # by trainers
+SENT_AS = (torch.bfloat16, torch.float32)  # dtypes that trainers send
 
 
 def prepare(refit: Refit, prequantized: bool = False) -> float:
     """Compile the kernels for refits from tensors on the engine's device, and for digests of these tensors.
 
     Args:
-        prequantized: also for pre-quantized tensors (transfer/prequantized.py), which few trainers send.
+        prequantized: whether to include kernels for pre-quantized tensors (transfer/prequantized.py), which few
+            trainers send.
 
     Returns:
         Seconds.

@@ -1,4 +1,4 @@
-"""Splits shards into matrices whose rows are consecutive in the source and in the engine's buffer."""
+"""Splitting of shards into matrices whose rows are evenly spaced in the source and in the engine's buffer."""
 
 from collections.abc import Callable, Iterator
 from operator import itemgetter
@@ -8,7 +8,8 @@ import torch
 
 
 class Piece(NamedTuple):
-    """A matrix of a shard with the destinations of its values and scales, and optional whole rows and static scales."""
+    """A matrix of a shard, with the destinations of its values and scales, and optional whole rows and static
+    scales."""
 
     source: torch.Tensor
     target: torch.Tensor
@@ -17,13 +18,13 @@ class Piece(NamedTuple):
     static_scale: torch.Tensor | None
 
     def each(self, part: Callable[[torch.Tensor], torch.Tensor]) -> "Piece":
-        """Return the piece with this slice of each tensor."""
+        """Return the piece with this slice applied to each tensor."""
         scale, whole, static_scale = (None if one is None else part(one) for one in self[2:])
         return Piece(part(self.source), part(self.target), scale, whole, static_scale)
 
 
 def matrices_of(piece: Piece, length: int) -> Iterator[Piece]:
-    """Split stacks of matrices into as few (N, K) pieces as their strides allow; one row is a matrix of one row."""
+    """Split stacks of matrices into as few (N, K) pieces as their strides allow; a vector is a matrix of one row."""
     target = piece.target
     if target.dim() == 1:
         yield piece.each(itemgetter(None))
@@ -43,4 +44,4 @@ def _flattens(tensor: torch.Tensor) -> bool:
 
 def offset_in(view: torch.Tensor, tensor: torch.Tensor) -> int:
     """Return the offset of a view in a tensor, in elements."""
-    return int(view.storage_offset()) - int(tensor.storage_offset())  # symbolic in graphs alone
+    return int(view.storage_offset()) - int(tensor.storage_offset())  # symbolic only while a graph is traced

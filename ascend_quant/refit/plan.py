@@ -1,8 +1,8 @@
 """A refit plan: the resident rows of each trainer tensor, recorded during one refit through the loaders.
 
-An engine's loaders take tens of microseconds of Python per tensor. A tensor of the same name and shape always goes to
-the same rows, so later refits look up its writes by name. Tensors for which this does not hold (a loader that
-rearranged the tensor first, padding) keep going through the loader.
+An engine's loaders take tens of microseconds of Python per tensor. A tensor of the same name and shape is always
+written to the same rows, so later refits look up its writes by name. Tensors for which this does not hold (a loader
+that rearranges the tensor, padding) still use the loader.
 """
 
 from collections import Counter
@@ -17,10 +17,10 @@ from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.transfer.prequantized import parted
 from ascend_quant.transfer.validate import NamedTensor, check_sent, is_plain, lies_as_read, sent_twice
 
-# tensors of a long list that are placed together: few at first, so that the device begins at once; fewer again towards
-# the end, so that it has little left to do when the host is through
+# Sizes of the groups in which the tensors of a long list are placed: few at first, so that the device starts early;
+# fewer again at the end, so that the device has little left to do when the host is done.
 FEWEST, MOST, LAST = 256, 4096, 256
-WAYS = 4  # of sending all tensors, that are kept
+WAYS = 4  # different calls that are cached
 
 
 def together(weights: Iterable[NamedTensor]) -> Iterator[Sequence[NamedTensor]]:
@@ -39,13 +39,13 @@ def together(weights: Iterable[NamedTensor]) -> Iterator[Sequence[NamedTensor]]:
 
 @dataclass(eq=False)
 class Entry:
-    """The places of one tensor of the trainer in the resident weights.
+    """The writes of one tensor of the trainer to resident weights.
 
     Attributes:
-        shape: the tensor's.
-        writes: parts of the contiguous tensor and their destinations; empty for a tensor that this rank does not use.
-        by_loader: the writes are incomplete; call the loader every time.
-        skipped: the engine's own loader skips the tensor by design.
+        shape: shape of the tensor.
+        writes: parts of the contiguous tensor, with their destinations; empty for a tensor that this rank does not use.
+        by_loader: whether the writes are incomplete, so that the loader must be called every time.
+        skipped: whether the engine's own loader skips the tensor by design.
         prequantized: whether the tensor is pre-quantized, with its scales.
     """
 
@@ -73,28 +73,28 @@ class Entry:
         return sum(write.rows for _, write in other.writes) >= sum(write.rows for _, write in self.writes)
 
     def fits(self, tensor: torch.Tensor) -> bool:
-        """Return whether the writes are valid for this tensor; if not, the loader handles or refuses it."""
+        """Return whether the writes are valid for this tensor; if not, the loader handles or rejects it."""
         as_learnt = lies_as_read(tensor) if self.prequantized else is_plain(tensor)
         taken = all(resident.takes(tensor.dtype, self.prequantized) for resident, _ in self.writes)
         return not self.by_loader and tensor.shape == self.shape and as_learnt and taken
 
 
 class Call:
-    """The plan for the tensors of one call: looked up once per call, not once per tensor.
+    """The plan for the tensors of one call, which is looked up once per call, not once per tensor.
 
     Args:
-        weights: the tensors, each name once.
-        entries: plan entries, at least of these names.
+        weights: the tensors, with unique names.
+        entries: plan entries, at least for these names.
 
     Attributes:
-        names: of all tensors.
+        names: names of all tensors.
         taken: positions of the tensors that this rank uses; `sources` are their names and sizes.
         skipped: names of the tensors that the engine's own loader skips by design.
         rest: positions of the tensors that must go through the loader.
         entries: plan entries of all other tensors.
-        writes: of the taken tensors; `rows` is the number of rows of each resident.
+        writes: writes of the taken tensors; `rows` is the number of written rows of each resident.
         edges: blocks that are only partly covered, see `edges_of`.
-        tensors, bytes: amounts written.
+        tensors, bytes: number and size of the written tensors.
     """
 
     def __init__(self, weights: Sequence[NamedTensor], entries: Mapping[str, Entry]):
@@ -125,7 +125,7 @@ class Call:
         self.writes = WriteBatch(writes, source_index)
         taken = [weights[i][1] for i in self.taken]
         self._facts = [facts_of(tensor) for tensor in taken]
-        # torch.compile's: they compare all tensors in one call, in a fourth of the time, and may say no too often
+        # torch.compile's guards compare all tensors in one call, in a quarter of the time; false negatives are possible
         self._guards = TensorGuards(*taken, dynamic_dims_sizes=None, dynamic_dims_strides=None)
 
     def _count_rows(self, entry: Entry) -> None:
@@ -152,7 +152,7 @@ class Call:
 
     def _addresses_of(self, weights: Sequence[NamedTensor], taken: Sequence[torch.Tensor]) -> list[int]:
         addresses = [tensor.data_ptr() for tensor in taken]
-        if 0 in addresses:  # of an empty tensor, or of one whose memory was freed
+        if 0 in addresses:  # an empty tensor, or one whose memory was freed
             for name, tensor in weights:
                 check_sent(name, tensor)
         return addresses
@@ -179,14 +179,14 @@ class Plan:
 
     def __init__(self, entries: Mapping[str, Entry] | None = None):
         self.entries = entries or {}
-        self._calls: dict[tuple[str, int], Call] = {}  # by the first name and how many there are; the oldest first
-        self._kept = 0  # tensors of these
+        self._calls: dict[tuple[str, int], Call] = {}  # by the first name and the number of tensors; the oldest first
+        self._kept = 0  # total number of tensors in the cached calls
 
     def call(self, weights: Sequence[NamedTensor]) -> tuple[Call, list[int]] | None:
-        """Look up the plan of the tensors of one call, and the addresses of those that it takes.
+        """Look up the plan of the tensors of one call, and the addresses of those that it writes.
 
         Returns:
-            None if one of them is unknown.
+            None if a tensor is unknown.
 
         Raises:
             RefitError: a tensor was sent twice.

@@ -25,18 +25,18 @@ class Receipt:
     """The receipt of one refit: its duration, digest and counts.
 
     Attributes:
-        number: counts refits; 1 is the first load.
-        tensors, bytes: received from the trainer or the checkpoint.
-        milliseconds: from open to close, on the host's clock: waiting for the trainer's tensors is a part of it.
+        number: number of the refit; 1 is the first load.
+        tensors, bytes: number and size of the tensors received from the trainer or the checkpoint.
+        milliseconds: time from open to close on the host's clock, including the wait for the trainer's tensors.
         kernel_ms: time of the refit's own kernels, see `kernels.events`.
-        nonfinite: NaN and Inf elements seen; 0 in every receipt, since a refit that meets one fails.
-        clamped: elements that a frozen scale puts outside [-128, 127]; 0 if every row has its own scale.
-        changed: fraction of the quantized codes of every 64th row that differ from the previous refit's (0 if nothing
-            is quantized): reading all former codes would cost a third of the refit. None where it is unknown: there
-            is no previous refit (the first load), or the buffers do not hold its codes any more (a refit failed since;
-            a sleep discarded them and they could not be kept, see code_snapshot.py).
-        left_alone: layers that are not quantized although their kind is.
-        digest: fingerprint of all resident bytes, 16 hex digits (see `oracle.digest`).
+        nonfinite: number of NaN and Inf elements; always 0, since a refit with such elements fails.
+        clamped: number of elements outside [-128, 127] with a frozen scale; 0 if every row has its own scale.
+        changed: fraction of the codes in every 64th row that differ from the previous refit's (0 if nothing is
+            quantized); reading all previous codes would cost a third of the refit. None if unknown: there is no
+            previous refit, or its codes are lost (a refit has failed since; or they were discarded during sleep and
+            could not be kept, see code_snapshot.py).
+        left_alone: unquantized layers of kinds that are quantized.
+        digest: checksum of all resident bytes, 16 hex digits (see `oracle.digest`).
         left_out: received tensors that the engine's own loader skips by design, such as a checkpoint's MTP layers
             (multi-token prediction) if no drafter is loaded; not counted in `tensors`.
         reports: reports of checks, by name, such as `kv_scales`.

@@ -10,7 +10,7 @@ from ascend_quant.transfer.validate import NamedTensor
 
 
 class Received:
-    """Counts of received tensors of one refit.
+    """Counts of the tensors received in one refit.
 
     Attributes:
         tensors, bytes: received so far from the trainer or the checkpoint.

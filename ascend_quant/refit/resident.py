@@ -1,9 +1,9 @@
 """Resident weights: the engine's own buffers, which a refit writes row by row and never moves.
 
-`ResidentWeight` is one parameter that stays in its dtype (norms, embeddings, biases, routers).
-`QuantizedWeight` is one whose rows are quantized while they are written (a linear layer, or stacked experts);
-scales.py has those with other scales than one per row. All of them turn a shard into writes, which the kernels
-execute; row_buffer.py tracks which rows the current refit has written.
+`ResidentWeight` is a parameter that keeps its dtype (norms, embeddings, biases, routers). `QuantizedWeight` is a
+parameter whose rows are quantized while they are written (a linear layer, or stacked experts); scales.py has those
+without one scale per row. All of them turn a shard into writes, which the kernels execute; row_buffer.py tracks which
+rows the current refit has written.
 """
 
 import zlib
@@ -31,13 +31,13 @@ class ResidentWeight(RowBuffer):
         layout: writes the rows to their places, if `data` is only a placeholder of their shape for the loaders.
 
     Attributes:
-        tensor: what the engine computes with.
+        tensor: the buffer that the engine's kernels read.
     """
 
-    codes = 0  # elements that are quantized codes
-    sampled = 0  # those of them that are compared with the former ones
-    of_tensors = False  # whether each tensor that is loaded has one scale
-    takes_codes = False  # whether they may come from a trainer, each row with its scale
+    codes = 0  # number of quantized elements
+    sampled = 0  # number of those that are compared with the previous ones
+    of_tensors = False  # whether each loaded tensor has one scale
+    takes_codes = False  # whether a trainer may send them pre-quantized, each row with its scale
 
     def __init__(
         self,
@@ -64,19 +64,19 @@ class ResidentWeight(RowBuffer):
         static_scale: torch.Tensor | None = None,
         prequantized: bool = False,
     ) -> list[RowWrite]:
-        """Return the writes of `shard` into `view`, whole rows of this buffer, which count as written.
+        """Return the writes of `shard` into `view`, which consists of whole rows of this buffer; they count as written.
 
         Args:
-            whole: the complete rows that `shard` is a slice of along the last dimension, if it is one.
+            whole: the complete rows of which `shard` is a slice along the last dimension; None if it is no slice.
             writer: identifies the tensor, so that its own parts may overlap but two tensors may not.
             base: the tensor that the writes are relative to.
-            skip_bf16_cast: whether float32 values are quantized as they are, not rounded to BF16 first.
-            static_scale: float32, the scales of the shard's rows if they shall not get their own; nothing to a weight
-                that keeps its dtype.
-            prequantized: whether the shard is of codes, whose scales lie behind the rows of `whole`.
+            skip_bf16_cast: whether float32 values are quantized without rounding to BF16 first.
+            static_scale: float32, fixed scales of the shard's rows; None to compute scales. Ignored by a weight that
+                keeps its dtype.
+            prequantized: whether the shard contains codes, whose scales follow the rows of `whole`.
 
         Raises:
-            RefitError: wrong shape or dtype, or rows that another tensor wrote in this refit.
+            RefitError: the shape or dtype is wrong, or another tensor has written the rows in this refit.
         """
         self.check_dtype(shard.dtype, prequantized)
         if view.shape != shard.shape:
@@ -90,12 +90,12 @@ class ResidentWeight(RowBuffer):
         return result
 
     def takes(self, dtype: torch.dtype, prequantized: bool = False) -> bool:
-        """Return whether weights of this dtype may be sent for this parameter: integers are none of a float's.
+        """Return whether weights of this dtype may be sent for this parameter; integers are not accepted for floats.
 
-        A parameter of integers (a routing table) takes its own dtype alone.
+        A parameter of integers (a routing table) accepts only its own dtype.
 
         Args:
-            prequantized: whether they are codes.
+            prequantized: whether the weights are pre-quantized.
         """
         if prequantized:
             return self.takes_codes and dtype == self.data.dtype
@@ -116,11 +116,12 @@ class ResidentWeight(RowBuffer):
 
     @property
     def _is_of_floats(self) -> bool:
-        """True if floats are sent for this parameter, quantized or not."""
+        """True if floats are sent for this parameter, whether it is quantized or not."""
         return bool(self.codes) or self.data.is_floating_point()
 
     def example(self, skip_bf16_cast: bool = False, static_scale: bool = False, prequantized: bool = False) -> RowWrite:
-        """A write into this weight's first matrix, from nowhere: what is compiled for it serves its other writes too.
+        """Return a write without a source into this weight's first matrix; the kernel compiled for it serves all its
+        writes.
 
         Args:
             skip_bf16_cast, static_scale, prequantized: see `writes`.
@@ -136,7 +137,7 @@ class ResidentWeight(RowBuffer):
         return self._write(next(self._pieces(shard, matrix, rows, scales)), whole, skip_bf16_cast, prequantized)
 
     def fill(self, view: torch.Tensor, value: float, writer: int) -> None:
-        """Set the rows of `view`, which no shard carries (padding of a vocabulary), to a constant."""
+        """Set the rows of `view`, which no shard contains (vocabulary padding), to a constant."""
         if self.layout is not None:
             raise RefitError(
                 f"{self.name}: a weight loader filled rows with {value}, a value that is in no tensor of the checkpoint"
@@ -147,21 +148,23 @@ class ResidentWeight(RowBuffer):
             self._mark(self._numbers(view), writer)
 
     def tensors(self) -> list[tuple[torch.Tensor | WeightLayout, int]]:
-        """The buffers whose bytes the digest covers, each with its weight in the digest of all residents."""
+        """Return the buffers that the digest covers, each with its weight in the digest of all residents."""
         return [(self.layout or self.data, self.weight)]
 
     def sampled_codes(self) -> torch.Tensor | None:
-        """A view of the memory that holds the codes of the sampled rows; None where there are none, or no such view."""
+        """Return a view of the memory that contains the sampled rows' codes; None if there are none, or no such
+        view."""
         return None
 
     def refresh(self) -> None:
-        """Bring up to date what the engine derives from this weight and does not read from it."""
+        """Update the buffers that the engine derives from this weight."""
 
     def edge_write(self, first_row: int) -> tuple[RowWrite, torch.Tensor]:
-        """Return the write, and its source, that quantizes the block beginning at this row once all its rows have come.
+        """Return the write, and its source, that quantizes the block beginning at this row once all its rows have
+        arrived.
 
         Raises:
-            NotImplementedError: scales are not shared by blocks, so no write has a part in one.
+            NotImplementedError: scales are not shared by blocks.
         """
         raise NotImplementedError(f"{self.name}: {type(self).__name__} has no blocks")
 
@@ -172,7 +175,7 @@ class ResidentWeight(RowBuffer):
         return None
 
     def _rows_of_codes(self, whole: torch.Tensor | None) -> torch.Tensor:
-        """Return the whole rows of codes, their scales behind them; RefitError where the engine rearranges rows."""
+        """Return the whole rows of codes, followed by their scales; raise RefitError if the engine rearranges rows."""
         if whole is None or whole.shape[-1] != self.whole_length:
             raise RefitError(
                 f"{self.name}: the engine rearranges the rows, so the scales cannot be matched to them; send "
@@ -186,7 +189,7 @@ class ResidentWeight(RowBuffer):
     def _pieces(
         self, shard: torch.Tensor, view: torch.Tensor, whole: torch.Tensor | None, static_scale: torch.Tensor | None
     ) -> Iterator[Piece]:
-        """Matrices whose target rows follow each other."""
+        """Return matrices whose target rows are contiguous."""
         if self.data.dim() < 2:  # a vector is a column
             shard, view = shard.unsqueeze(-1), view.unsqueeze(-1)
         scale = self._scale_of(view)
@@ -197,7 +200,7 @@ class ResidentWeight(RowBuffer):
         return CopyWrite(**self._where(piece, base))
 
     def _where(self, piece: Piece, base: torch.Tensor) -> dict[str, Any]:
-        """The fields of `RowWrite` for a piece, and where its scales go."""
+        """Return the fields of `RowWrite` for a piece, and the destination of its scales."""
         source_NK, target_NK, scale, whole_NL, _ = piece
         where: dict[str, Any] = {
             "target": target_NK,

@@ -14,18 +14,18 @@ from ascend_quant.transfer.errors import RefitError
 
 
 class RowBuffer:
-    """Rows of a buffer, and which of them are written.
+    """The rows of a buffer, with a record of those that are written.
 
     Args:
-        name: the engine's name of it.
+        name: the engine's name of the buffer.
         data: contiguous, any shape. A vector counts as rows of one element.
-        parts: (checkpoint name, rows) in the order of the rows, to name what is missing; by default one part.
+        parts: (checkpoint name, rows) in the order of the rows, to name missing tensors; by default one part.
 
     Attributes:
-        wholes: (rows here, elements on all ranks together) of each tensor that the engine's loader knows a size of, in
-            the order of the rows; none where that is not known.
-        unwritten: how many rows the running refit has not written.
-        recount: whether the running refit wrote rows in a way that its digest must be read back from the buffers.
+        wholes: (rows on this rank, elements on all ranks) of each tensor whose size the engine's loader knows, in the
+            order of the rows; empty if unknown.
+        unwritten: number of rows that the current refit has not written.
+        recount: whether the current refit wrote rows whose digest must be read back from the buffers.
     """
 
     def __init__(self, name: str, data: torch.Tensor, parts: Sequence[tuple[str, int]] = ()):
@@ -39,18 +39,18 @@ class RowBuffer:
         self.begin()
 
     def begin(self) -> None:
-        """Forget which rows are written."""
-        self._mask = None  # made when it is needed: a refit by plan does without
+        """Reset the record of written rows."""
+        self._mask = None  # created on demand; a refit by plan does not need it
         self._writer: int | None = None
         self.unwritten = self.row_count
         self.recount = False
 
     def mark(self, write: RowWrite) -> None:
-        """Note which rows a plan wrote, before a loader writes others."""
+        """Record the rows that a plan wrote, before a loader writes others."""
         self._written()[write.first_row : write.first_row + write.rows] = True
 
     def missing(self) -> list[str]:
-        """The checkpoint names of the parts that this refit has not written whole, as far as its loaders tell."""
+        """Return the checkpoint names of the parts that this refit has not written completely, as far as is known."""
         if self.unwritten == 0:
             return []
         ends = np.cumsum([rows for _, rows in self.parts])
@@ -58,7 +58,7 @@ class RowBuffer:
         return [part for (part, _), rows in zip(self.parts, pieces, strict=True) if not rows.all()]
 
     def whole_sizes(self, view: torch.Tensor) -> dict[int, int]:
-        """Return elements on all ranks of the tensors that `view` has rows of, by their index in `wholes`."""
+        """Return the elements on all ranks of the tensors that have rows in `view`, by their index in `wholes`."""
         first = self._row_view(view)[0]
         last, start = first + view.numel() // max(self.row_length, 1), 0
         found: dict[int, int] = {}
@@ -69,16 +69,16 @@ class RowBuffer:
         return found
 
     def rows(self, view: torch.Tensor, per_row: torch.Tensor) -> torch.Tensor:
-        """The part of a per-row tensor that belongs to the rows of `view`.
+        """Return the part of a per-row tensor that belongs to the rows of `view`.
 
         Raises:
-            RefitError: when the view is not made of whole rows.
+            RefitError: the view does not consist of whole rows.
         """
         first, shape, strides = self._row_view(view)
         return per_row.view(-1).as_strided(shape, strides, first)
 
     def _check_unwritten(self, numbers: slice | np.ndarray, writer: int) -> None:
-        """Raise RefitError for rows that another writer has written; the same one's may overlap."""
+        """Raise RefitError for rows that another writer has written; rows of the same writer may overlap."""
         if self._written()[numbers].any():
             if self._writer != writer:
                 raise RefitError(f"{self.name}: rows were written twice in one refit; send every tensor once")
@@ -91,13 +91,13 @@ class RowBuffer:
         self._writer = writer
 
     def _written(self) -> np.ndarray:
-        """Return the mask of written rows, on the host and in numpy: a microsecond where torch costs ten."""
+        """Return the mask of written rows, on the host and in numpy, which is ten times as fast as torch here."""
         if self._mask is None:
             self._mask = np.zeros(self.row_count, dtype=bool)
         return self._mask
 
     def _numbers(self, view: torch.Tensor) -> slice | np.ndarray:
-        """The numbers of the rows that `view` is made of."""
+        """Return the indexes of the rows of which `view` consists."""
         first, shape, strides = self._row_view(view)
         last = first + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         if view.untyped_storage()._cdata != self._storage or first < 0 or last >= max(self.row_count, 1):
@@ -113,7 +113,7 @@ class RowBuffer:
         return numbers
 
     def _row_view(self, view: torch.Tensor) -> tuple[int, Sequence[int], list[int]]:
-        """The first row of a view, and its shape and strides in rows."""
+        """Return the first row of a view, and its shape and strides in rows."""
         length = self.row_length
         offset = offset_in(view, self.data)
         strides = view.stride()

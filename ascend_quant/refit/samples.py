@@ -1,7 +1,7 @@
 """Samples of every resident tensor's bytes, for a fast check of an engine's weights (`glance`).
 
-Of each tensor PIECES pieces of PIECE bytes, evenly spread: a norm or a layer's scales whole, of a matrix about as many
-rows. That makes 2.4 MB of a model of 0.5B parameters.
+Each tensor is sampled in PIECES pieces of PIECE bytes, evenly spaced: all of a norm or of a layer's scales, and about
+one piece per sampled row of a matrix. This is 2.4 MB for a model of 0.5B parameters.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ PIECES, PIECE = 4, 4096
 
 
 class Samples:
-    """Views of the sampled bytes, made once: residents never move."""
+    """Views of the sampled bytes, created once, since residents never move."""
 
     def __init__(self, residents: Sequence[ResidentWeight]):
         self._pieces = [
@@ -30,14 +30,14 @@ class Samples:
         return torch.cat([piece for _, piece in self._pieces])
 
     def differing(self, noted: torch.Tensor) -> list[str]:
-        """Return the names of residents whose bytes differ from a former copy."""
+        """Return the names of residents whose bytes differ from an earlier copy."""
         parts = torch.split(noted, [len(piece) for _, piece in self._pieces])
         each = zip(self._pieces, parts, strict=True)
         return list(dict.fromkeys(name for (name, piece), part in each if not torch.equal(piece, part)))
 
 
 def _pieces(tensor: torch.Tensor | WeightLayout) -> Iterator[torch.Tensor]:
-    """Yield the sampled bytes of a tensor; none of a device's own layout that offers no view of its memory."""
+    """Yield the sampled bytes of a tensor; none if its layout has no view of its memory."""
     if not isinstance(tensor, torch.Tensor):
         if tensor.sampled() is None:
             return

@@ -1,9 +1,9 @@
-"""Quantized weights with other scales than one per row.
+"""Quantized weights with scales other than one per row.
 
-TensorScaledWeight   a tensor of the checkpoint has one scale, which each of its rows gets
-BlockScaledWeight    128x128 elements of the engine's matrix have one; a block may straddle two tensors
-GroupScaledWeight    neighbours of a row have one: int4
-DefinedWeight        a row has any, as the scheme's file defines them: whatever has no kernels of its own
+TensorScaledWeight   one scale per tensor of the checkpoint, repeated for each of its rows
+BlockScaledWeight    one scale per 128x128 block of the engine's matrix; a block may span two tensors
+GroupScaledWeight    one scale per group of a row's elements: int4
+DefinedWeight        scales of a row as defined by the scheme's file, for schemes without kernels
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from ascend_quant.transfer.errors import RefitError
 
 
 class TensorScaledWeight(QuantizedWeight):
-    """fp8 codes (.., N, K), and for each row the scale of the tensor that it came with."""
+    """fp8 codes (.., N, K), with the scale of its checkpoint tensor for each row."""
 
     of_tensors, takes_codes = True, False
 
@@ -43,8 +43,8 @@ class TensorScaledWeight(QuantizedWeight):
 class BlockScaledWeight(QuantizedWeight):
     """fp8 codes (.., N, K) and scales (.., ceil(N / 128), ceil(K / 128)) of this rank's matrices.
 
-    Rows of a block that other tensors have a part in are kept, in BF16, until the refit closes: they are few, and none
-    where tensors have multiples of 128 rows.
+    Rows of a block that spans several tensors are buffered in BF16 until the refit closes. They are few, and there are
+    none if tensors have multiples of 128 rows.
     """
 
     takes_codes = False
@@ -52,7 +52,7 @@ class BlockScaledWeight(QuantizedWeight):
     def __init__(self, *arguments: Any, **more: Any):
         super().__init__(*arguments, **more)
         self.matrix_rows, self.matrix_blocks = self.data.shape[-2], self.scale.shape[-2]
-        self._edges: dict[int, torch.Tensor] = {}  # by the number of a block's first row
+        self._edges: dict[int, torch.Tensor] = {}  # by the first row of a block
 
     def tensors(self) -> list[tuple[torch.Tensor | WeightLayout, int]]:
         return [(self.data, self.weight), (self.scale, 3 * self.weight)]
@@ -65,7 +65,7 @@ class BlockScaledWeight(QuantizedWeight):
         return Fp8Write.of(edge, target, **where), edge
 
     def _checked(self, shard: torch.Tensor, whole: torch.Tensor | None, static_scale: torch.Tensor | None) -> None:
-        """Return None, no whole rows: every rank has blocks of its own."""
+        """Return None, for no whole rows: every rank has its own blocks."""
 
     def _pieces(
         self, shard: torch.Tensor, view: torch.Tensor, whole: torch.Tensor | None, static_scale: torch.Tensor | None
@@ -80,7 +80,7 @@ class BlockScaledWeight(QuantizedWeight):
             yield Piece(shard[rows], view[rows], None, None, None)
 
     def _cuts(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Rows that share a block with others are apart from those that fill blocks."""
+        """Split rows into those of complete blocks and those of blocks shared with other tensors."""
         start, stop = self._block_rows(first)
         whole_from = first if start == first else min(stop, last)
         start, stop = self._block_rows(last - 1)
@@ -101,13 +101,13 @@ class BlockScaledWeight(QuantizedWeight):
         return CopyWrite(edge_block=start, **where | kept)
 
     def _block_rows(self, row: int) -> tuple[int, int]:
-        """The first row of the block that a row is in, and the one behind its last."""
+        """Return the first row of the block that contains a row, and the end of the block."""
         within = row % self.matrix_rows
         start = row - within % BLOCK
         return start, min(start + BLOCK, row - within + self.matrix_rows)
 
     def _block(self, first_row: int) -> int:
-        """Return the row of all scales that belongs to the block beginning at this row."""
+        """Return the scale row of the block that begins at this row."""
         matrix, within = divmod(first_row, self.matrix_rows)
         return matrix * self.matrix_blocks + within // BLOCK
 
@@ -117,7 +117,7 @@ class BlockScaledWeight(QuantizedWeight):
 
 
 class ScaledRowsWeight(QuantizedWeight):
-    """Codes (.., N, K) and scales (.., N, S): every row has some of its own, and is whole on every rank."""
+    """Codes (.., N, K) and scales (.., N, S): every row has its own scales, and is complete on every rank."""
 
     takes_codes = False
 
@@ -130,7 +130,7 @@ class ScaledRowsWeight(QuantizedWeight):
         return [(self.layout or self.data, self.weight), (self.scale, 3 * self.weight)]
 
     def _checked(self, shard: torch.Tensor, whole: torch.Tensor | None, static_scale: torch.Tensor | None) -> None:
-        """Return None: what shares a scale is whole on every rank."""
+        """Return None, for no whole rows: elements that share a scale are on the same rank."""
 
     def _scale_of(self, view: torch.Tensor) -> torch.Tensor:
         first, shape, strides = self._row_view(view)
@@ -139,7 +139,7 @@ class ScaledRowsWeight(QuantizedWeight):
 
 
 class GroupScaledWeight(ScaledRowsWeight):
-    """int4 codes where a layout has them, and BF16 scales (.., N, K / group)."""
+    """int4 codes in the order of a layout, and BF16 scales (.., N, K / group)."""
 
     layout: RefreshedLayout
 
@@ -151,10 +151,10 @@ class GroupScaledWeight(ScaledRowsWeight):
 
 
 class DefinedWeight(ScaledRowsWeight):
-    """Codes and scales of a scheme whose rows its own definition quantizes.
+    """Codes and scales of a scheme without kernels, whose rows its own definition quantizes.
 
     Args:
-        scheme: whose scales are those of a row's elements on one rank.
+        scheme: the scheme; its scales must depend only on a row's elements on one rank.
     """
 
     def __init__(self, *arguments: Any, scheme: Scheme, **more: Any):
@@ -174,11 +174,11 @@ BY_SHARING = {
 
 
 def resident_class(scheme: Scheme) -> Callable[..., ResidentWeight]:
-    """Return the constructor of resident weights of a scheme; its arguments are those of `QuantizedWeight`.
+    """Return the constructor of a scheme's resident weights; its arguments are those of `QuantizedWeight`.
 
     Raises:
-        UnregisteredScheme: a scheme that nobody registered.
-        ValueError: one that leaves every weight as it arrives, a plain `ResidentWeight`.
+        UnregisteredScheme: the scheme is not registered.
+        ValueError: the scheme does not quantize, so its weights are plain `ResidentWeight`s.
     """
     if definition_of(scheme).by_definition:
         return partial(DefinedWeight, scheme=scheme)

@@ -7,14 +7,15 @@
 While a refit is open, or after one that failed, the weights are a mixture of two steps (a partial update). The next
 complete refit repairs it.
 
-Any code with a reference to a parameter can bypass the refit, which only the bytes and addresses reveal:
-`_version` does not count writes through `.data`, of `torch._foreach_*`, `out=`, numpy, dlpack or a storage. So both are
-compared with what the last refit left, before a request is served: all bytes (`look`) where somebody else's code may
-have written, addresses and some rows (`glance`) where nothing hints at it. They cannot see
-* in `glance`: a write that leaves the sampled rows alone, and one that comes while requests run;
-* in either: what is computed from weights and kept beside them (copies of scales, buffers, what latent attention
-  absorbs), a drafter's weights, another view of a parameter's own memory, bytes that add up to the same digest;
-* a write of a thread that goes on once its call has returned, and any before the first refit of dummy weights.
+Any code with a reference to a parameter can bypass the refit. Only the bytes and addresses reveal this, since
+`_version` does not count writes through `.data`, `torch._foreach_*`, `out=`, numpy, dlpack or a storage. So both are
+compared with those of the last refit before a request is served: all bytes (`look`) if foreign code may have written to
+them, otherwise addresses and some rows (`glance`). These checks do not detect
+
+* in `glance`: a write outside of the sampled rows, and one while requests run;
+* in either: tensors that are derived from weights (copies of scales, buffers, absorbed weights of latent attention), a
+  drafter's weights, another view of a parameter's own memory, bytes with an equal digest;
+* a write of a thread that continues after its call has returned, and any write before the first refit of dummy weights.
 """
 
 import logging
@@ -55,9 +56,9 @@ class ServingState:
     """The state of one engine worker's weights.
 
     Args:
-        residents: every parameter of the model, each once, all on one device.
+        residents: every parameter of the model, once, all on one device.
         checks: the checks of its refits, in calling order.
-        parameters: the engine's; None where there is no engine that could replace them.
+        parameters: the engine's parameters; None without an engine that could replace them.
         still: whether only refits write the residents (false if experts move between ranks).
 
     Attributes:
@@ -75,15 +76,15 @@ class ServingState:
     ):
         self.residents, self.checks = list(residents), list(checks)
         self._parameters, self._still = parameters, still
-        self._glances = True  # whether a refit notes the bytes that `glance` will look at: the first does
+        self._glances = True  # whether a refit records the bytes for `glance`: the first one does
         self._noted: torch.Tensor | None = None
         self.last_receipt: Receipt | None = None
         self.unseen = False
         self._state = "loading"
         self._why = f"its weights have not been loaded yet; {HEAL}"
         self._asleep: int | None = None
-        self._comparable = False  # whether the sampled rows hold the codes of the last refit that closed
-        self._former: CodeSnapshot | None = None  # these rows, where the sleep does not keep them
+        self._comparable = False  # whether the sampled rows contain the codes of the last closed refit
+        self._former: CodeSnapshot | None = None  # copies of these rows, if the sleep does not keep them
 
     @property
     def is_open(self) -> bool:
@@ -94,10 +95,10 @@ class ServingState:
         return self._state == "failed"
 
     def look(self) -> None:
-        """Check bytes that may have changed, unless that was done: an engine whose bytes changed refuses to generate.
+        """Check bytes that may have changed, unless that was done; if they have, the engine refuses to generate.
 
-        It reads all of them and waits for the device. It is put off until a request comes, since a trainer that wakes
-        an engine up often overwrites them at once. An engine that may not serve then says why.
+        This reads all bytes and waits for the device. It is deferred until a request arrives, since a trainer that
+        wakes an engine up often overwrites the weights at once.
         """
         if self._is_unseen:
             with suppress(RefitError):
@@ -122,8 +123,8 @@ class ServingState:
     def glance(self) -> None:
         """Check addresses and sampled bytes; called for requests to an idle engine whose writes no call reports.
 
-        It waits for the device. From the first glance on, refits record these bytes, which takes as much device memory
-        again; weights of an earlier refit are checked completely.
+        This waits for the device. From the first call on, refits record these bytes, which takes the same amount of
+        device memory; weights of an earlier refit are checked completely.
         """
         if self._state != "ready" or self.weights_sleep or self._is_unseen or not self._still:
             return
@@ -165,14 +166,14 @@ class ServingState:
         return next(filter(None, (one.why_not_servable() for one in self.checks)), None)
 
     def require_servable(self) -> None:
-        """Raise RefitError unless the last refit closed cleanly and its bytes are still there."""
+        """Raise RefitError unless the last refit closed cleanly and its bytes are unchanged."""
         self.look()
         if why := self.why_not_servable():
             raise RefitError(refusal(why))
 
     @contextmanager
     def failing(self) -> Generator[None]:
-        """Fail the refit, once, if an exception passes; the exception is raised again."""
+        """Context that fails the refit, once, if an exception passes through; the exception is raised again."""
         try:
             yield
         except BaseException as error:
@@ -229,7 +230,7 @@ class ServingState:
 
     def cache_woke(self) -> None:
         """Handle a wake-up, perhaps of the KV cache; the buffers of checks are in the memory of the weights, and may
-        still sleep."""
+        still be asleep."""
         if not self.weights_sleep:
             for one in self.checks:
                 one.cache_woke()

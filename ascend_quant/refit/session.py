@@ -36,14 +36,14 @@ class Refit(ServingState):
     """The refit state of one engine worker.
 
     Args:
-        residents: every parameter of the model, each once, all on one device.
+        residents: every parameter of the model, once, all on one device.
         parameters: the engine's parameters, to detect replaced ones.
-        checks: called in every refit, in this order; a check that writes comes last, when nothing else can fail.
+        checks: called in every refit, in this order; a check that writes comes last, since nothing may fail after it.
         unquantized: unquantized layers, for receipts.
-        plans: whether a tensor goes to the same place in every refit (false if experts move between ranks).
+        plans: whether a tensor is written to the same rows in every refit (false if experts move between ranks).
 
     Attributes:
-        stages: what `take` passes the tensors through; an engine without such checks needs no `take`.
+        stages: the checks through which `take` passes the tensors; without any, `take` is not needed.
 
     Raises:
         RefitError: there are no residents, or they are on several devices.
@@ -90,7 +90,7 @@ class Refit(ServingState):
 
     @contextmanager
     def session(self) -> Generator["Refit"]:
-        """Open, run the body, close; an exception in the body fails the refit and is raised again."""
+        """Open a refit, run the body, and close it; an exception in the body fails the refit and is raised again."""
         self.open()
         with self.failing():
             yield self
@@ -100,7 +100,7 @@ class Refit(ServingState):
         """Begin a refit. An implicit one (a bare load_weights call) closes by itself once it is complete."""
         if self.weights_sleep:
             raise RefitError("this engine is asleep and its weights are not in memory; wake up the weights, then refit")
-        if self.is_open and self._explicit:  # of two concurrent weight updates the second is refused
+        if self.is_open and self._explicit:  # the second of two concurrent weight updates is refused
             raise RefitError("a refit is already open on this engine; close it before opening the next")
         self.put_back()
         for begun in (*self.residents, *self.checks):
@@ -121,7 +121,7 @@ class Refit(ServingState):
         return weights
 
     def place(self, weights: Sequence[NamedTensor]) -> Sequence[NamedTensor]:
-        """Queue the planned writes of the tensors of one call; returns those that must go through the engine's loader.
+        """Queue the planned writes of the tensors of one call; return those that must go through the engine's loader.
 
         Raises:
             RefitError: a tensor has no values in memory, or was sent twice in this refit; no refit is open.
@@ -157,13 +157,13 @@ class Refit(ServingState):
         static_scale: torch.Tensor | None = None,
         prequantized: bool = False,
     ) -> list[RowWrite]:
-        """Queue the writes of `shard` into `view`, whole rows of `resident`.
+        """Queue the writes of `shard` into `view`, which consists of whole rows of `resident`.
 
         Args:
-            slot: the tensor's number from `batch.new_sources`; two tensors may not write the same rows.
-            whole: the complete rows that `shard` is a slice of, if it is one.
-            base: the tensor that `shard` is a view of, to which the writes are relative.
-            skip_bf16_cast, static_scale, prequantized: how it is quantized, see `ResidentWeight.writes`.
+            slot: the tensor's slot from `batch.new_sources`; two tensors may not write the same rows.
+            whole: the complete rows of which `shard` is a slice; None if it is no slice.
+            base: the tensor of which `shard` is a view, and to which the writes are relative.
+            skip_bf16_cast, static_scale, prequantized: see `ResidentWeight.writes`.
 
         Raises:
             RefitError: see `ResidentWeight.writes`.
@@ -176,7 +176,7 @@ class Refit(ServingState):
         return writes
 
     def record(self, name: str, entry: Entry) -> None:
-        """Record where a loader put a tensor, for the plan of later refits."""
+        """Record to which rows a loader wrote a tensor, for the plan of later refits."""
         known = self.plan.entries.get(name)
         if not (known and known.by_loader and entry.by_loader):
             self._learnt = True
@@ -218,10 +218,10 @@ class Refit(ServingState):
 
     @torch.no_grad()
     def close(self) -> Receipt:
-        """End the refit: everything must have been written, and nothing may have moved.
+        """End the refit: everything must have been written, and no buffer may have moved.
 
         Raises:
-            RefitError: naming the parameters; the engine then refuses to generate.
+            RefitError: a check failed; the message names the parameters, and the engine refuses to generate.
         """
         if not self.is_open:
             raise RefitError("no refit is open on this engine; open one first")
@@ -263,7 +263,7 @@ class Refit(ServingState):
         self.batch.flush()
 
     def _check_complete(self) -> None:
-        """Raise RefitError naming the missing tensors of the checkpoint, whose rows nothing has written."""
+        """Raise RefitError, naming checkpoint tensors, if rows have not been written."""
         if any(resident.unwritten for resident in self.residents):
             missing = self.missing()
             more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
@@ -272,10 +272,10 @@ class Refit(ServingState):
     def fail(self, error: BaseException) -> None:
         """Mark the refit as failed: the engine refuses to generate until the next complete one."""
         super().fail(error)
-        self._batch = None  # with it the references to the sender's memory
+        self._batch = None  # drops the references to the sender's memory
 
     def accept_dummy(self) -> None:
-        """Accept the current buffers as valid: the user asked for dummy weights."""
+        """Accept the current buffers as valid, since the user requested dummy weights."""
         self._derive()
         self._state = "ready"
 

@@ -1,12 +1,12 @@
-"""End-to-end checksums (hashes) of a weight transfer: digests of what was sent, compared with what was received.
+"""End-to-end checksums of a weight transfer: digests of the sent tensors, compared with those of the received ones.
 
     trainer:  for name, tensor in sending(weights): ...    the weights, then their digests as one more tensor
     engine:   proof = Receiving()
               weights = proof.take(bucket)                 of each bucket, before it is loaded
               proof.prove()                                after the last one
 
-What a digest covers is in digests.py. A trainer with fake quantization also sends the names of its ignored layers; the
-engine must ignore the same layers.
+digests.py describes what a digest covers. A trainer with fake quantization also sends the names of its ignored layers;
+the engine must ignore the same layers.
 """
 
 import json
@@ -24,8 +24,8 @@ from ascend_quant.transfer.digests import Digest, Digests, compare
 from ascend_quant.transfer.errors import RefitError
 from ascend_quant.transfer.validate import NamedTensor, check_sent
 
-SENT = "ascend_quant.sent_digests"  # travels like a parameter of this name
-FORMAT = 3  # 2 had no left_alone; 1 neither dtype nor shape, and sums modulo 2**32
+SENT = "ascend_quant.sent_digests"  # sent like a parameter with this name
+FORMAT = 3  # 2 had no left_alone; 1 had neither dtype nor shape, and sums modulo 2**32
 SHOWN = 8  # parameters that one message lists
 DTYPES = {str(found) for found in vars(torch).values() if isinstance(found, torch.dtype)}
 
@@ -47,7 +47,7 @@ def encode(digests: Mapping[str, Digest], unquantized: Unquantized | None = None
     rows = {name: [f"{number:016x}", *others] for name, (number, *others) in digests.items()}
     left = None if unquantized is None else [unquantized.scheme, list(unquantized.names)]
     message = {"format": FORMAT, "digests": rows, "left_alone": left}
-    text = json.dumps(message, separators=(",", ":"))  # no byte without a meaning
+    text = json.dumps(message, separators=(",", ":"))  # canonical, so that every byte counts
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
@@ -70,7 +70,7 @@ def decode(tensor: torch.Tensor) -> Sent:
             )
         if message.keys() != {"format", "digests", "left_alone"} or not is_object(message["digests"]):
             raise ValueError("a mapping of digests and left_alone is expected")
-        if json.dumps(message, separators=(",", ":")) != text:  # another byte, or a name twice
+        if json.dumps(message, separators=(",", ":")) != text:  # differs in a byte, or has a name twice
             raise ValueError("its encoding is not the one that the trainer writes")
         digests = {name: _digest(name, row) for name, row in message["digests"].items()}
         return Sent(digests, _unquantized(message["left_alone"]))
@@ -86,7 +86,7 @@ def _digest(name: str, row: Any) -> Digest:
     """Parse one row of a message.
 
     Raises:
-        ValueError: it is no digest.
+        ValueError: the row is not a digest.
     """
     if not is_array(row) or len(row) != 4:
         raise ValueError(f"{name[:80]!r} must have a digest, elements, dtype and shape")
@@ -122,7 +122,7 @@ def sending(weights: Iterable[NamedTensor], unquantized: Unquantized | None = No
     """Yield the weights unchanged, then their digests under the name SENT, on the last weight's device.
 
     Args:
-        unquantized: the layers that fake quantization ignores, if there is one.
+        unquantized: the layers that fake quantization ignores, if it is used.
 
     Raises:
         RefitError: see `validate.check_sent`.
@@ -130,7 +130,7 @@ def sending(weights: Iterable[NamedTensor], unquantized: Unquantized | None = No
     digests, device = Digests(), torch.device("cpu")
     for name, tensor in weights:
         check_sent(name, tensor)
-        digests.add(name, tensor)  # at once: whoever produces them may reuse their memory
+        digests.add(name, tensor)  # at once, since the producer may reuse the memory
         device = tensor.device
         yield name, tensor
     yield digests_message(digests, unquantized, device)
@@ -156,7 +156,7 @@ class Receiving:
         self._message: HostCopy | None = None
 
     def take(self, weights: Sequence[NamedTensor]) -> list[NamedTensor]:
-        """Add a bucket; returns it without the trainer's digests, and keeps no reference to its tensors.
+        """Add a bucket; return it without the trainer's digests, and keep no reference to its tensors.
 
         Raises:
             RefitError: see `validate.check_sent`; or the digests were sent twice.
@@ -191,7 +191,7 @@ class Receiving:
                 f"the trainer's digests ({SENT}) were not received: send the weights through "
                 "ascend_quant.transfer.checksums.sending, or disable checksums on both sides"
             )
-        received = self._received.as_dict()  # with what it waits for, the message has come too
+        received = self._received.as_dict()  # waits for the device, so the message has arrived too
         sent = decode(self._message.read())
         compare(sent.digests, received)
         self._compare_unquantized(sent.unquantized)

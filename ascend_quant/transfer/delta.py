@@ -3,17 +3,18 @@
     trainer   Sender     groups of tensors --> blobs    whole, or the bytes that differ from the group's base
     engine    Receiver   a blob --> a group's tensors   views of its own base, patched in place
 
-At RL's learning rates a step changes few of the codes and of the BF16 values that travel. A group's tensors lie side by
-side as bytes. Of each block of 64 KiB a patch has the count of the bytes that differ, their places (2 bytes each) and
-the bytes; where that is more than the group, the group itself travels. Both sides keep all bytes of the last sync.
+At RL's learning rates a step changes few of the sent codes and BF16 values. The tensors of a group are concatenated as
+bytes. For each block of 64 KiB, a patch contains the number of changed bytes, their offsets (2 bytes each) and their
+values; if that is larger than the group, the whole group is sent. Both sides keep all bytes of the last sync.
 
-A patch names the sync that it is made against, by a number, the sender's id and its nonce, so it is never put onto
-another base. Whoever leads the sync asks the receivers first what they have, and tells the sender. What comes
-out is proved as ever: digests are taken of the tensors before they become blobs. A receiver has a sync only once the
-engine has taken it: where the proof failed, a byte of the base may be wrong, and the next sync is sent whole.
+A patch identifies its base, an earlier sync, by a number, the sender's id and its nonce, so it is never applied to
+another base. The caller first asks the receivers for their base, and passes it to the sender. The result is verified as
+in any sync, since digests are computed before the tensors are encoded. A receiver keeps a sync as its base only after
+the engine has applied and verified it; otherwise the next sync is sent whole.
 
-A blob, little-endian: HEADER int64, the layout as JSON, then the bytes, or counts int32, places uint16 and bytes. The
-last blob of a sync is a header alone: without it the receiver has nothing that a patch could be made against.
+A blob consists, in little-endian order, of the int64 header, the layout as JSON, then the bytes; or, for a patch, of
+the header, int32 counts, uint16 offsets, and the bytes. The last blob of a sync is only a header; without it, the sync
+cannot become a base.
 """
 
 import json
@@ -28,9 +29,9 @@ from ascend_quant.transfer.delta_layout import ALIGNED, checked_bytes, layout_of
 from ascend_quant.transfer.errors import RefitError
 from ascend_quant.transfer.validate import NamedTensor
 
-NAME = "ascend_quant.delta"  # and the group's number: what a blob travels as
-FORMAT = 3  # 2 had no nonce; 1 no group's number, and no last blob
-BLOCK = 1 << 16  # bytes, whose places fit into 16 bits
+NAME = "ascend_quant.delta"  # names of blobs: this, and the group's index
+FORMAT = 3  # 2 had no nonce; 1 had no group index and no last blob
+BLOCK = 1 << 16  # bytes per block, so that offsets fit into 16 bits
 
 
 class Sync(NamedTuple):
@@ -52,10 +53,10 @@ class Header(NamedTuple):
     Attributes:
         sender, number, nonce: fields of its `Sync`.
         group: the group's index in the sync.
-        base: the number of the sync that a patch is made against; 0 for a whole group.
-        layout: bytes of JSON; 0 for a patch, whose layout is its base's.
-        size: of the whole group, in bytes.
-        changed: bytes that a patch replaces.
+        base: number of the sync to which a patch applies; 0 for a whole group.
+        layout: size of the JSON in bytes; 0 for a patch, whose layout is that of its base.
+        size: size of the whole group in bytes.
+        changed: number of bytes that a patch replaces.
     """
 
     format: int
@@ -83,16 +84,16 @@ HEADER_BYTES = 8 * len(Header._fields)
 
 
 class Sender:
-    """The trainer's side: one on every rank that hands weights to a transport, all with one id.
+    """The trainer's side: one instance on every rank that sends weights, all with the same id.
 
     Args:
-        base_on: where the last sync's bytes are kept; None for the weights' own device.
+        base_on: device that stores the last sync's bytes; None for the weights' own device.
 
     Attributes:
-        sender: the id.
+        sender: id of the sender.
         number: number of the last sync if it was sent completely; otherwise 0.
-        against: the number of the sync that all receivers have; 0 if they do not agree. Whole groups are sent unless it
-            is the last one's.
+        against: number of the sync that all receivers have; 0 if they do not agree. Whole groups are sent unless this
+            is the last sync.
     """
 
     def __init__(self, base_on: torch.device | None = None, sender: int = 0):
@@ -108,7 +109,7 @@ class Sender:
     def blobs(self, groups: Iterable[Sequence[NamedTensor]]) -> Iterator[NamedTensor]:
         """Encode the groups of one sync as blobs."""
         known = self.number if self.number == self.against else 0
-        self.number = self.against = 0  # nothing is known of a sync that ends in the middle
+        self.number = self.against = 0  # an interrupted sync cannot be a base
         self._syncs += 1
         if not known:
             self._base = Base(self._base_on)
@@ -143,7 +144,7 @@ class Receiver:
     """The side of one engine worker: begin, take blobs in order, settle after the engine has applied them.
 
     Args:
-        base_on: where the last sync's bytes are kept; None for the device on which blobs arrive.
+        base_on: device that stores the last sync's bytes; None for the device on which blobs arrive.
         reserve: see `Base`.
 
     Attributes:
@@ -162,7 +163,8 @@ class Receiver:
         self._count, self._is_whole = 0, False
 
     def take(self, name: str, tensor: torch.Tensor) -> list[NamedTensor]:
-        """Return a group's tensors, whose memory the next sync patches; a tensor that is no blob is returned as it is.
+        """Return a group's tensors, whose memory the next sync patches; a tensor that is not a blob is returned
+        unchanged.
 
         Raises:
             RefitError: a blob cannot be read, or is a delta relative to another base; sending all weights fixes it.
@@ -203,9 +205,9 @@ class Patch(NamedTuple):
     """The changed bytes of a group since the last sync.
 
     Attributes:
-        at: int64, their offsets in the group.
-        values: uint8, the bytes at these offsets now.
-        parts: counts, places and values, as bytes.
+        at: int64, offsets of the changed bytes in the group.
+        values: uint8, the new bytes at these offsets.
+        parts: counts, offsets and values, as bytes.
     """
 
     at: torch.Tensor
@@ -226,7 +228,7 @@ def _patch(before: torch.Tensor, now: torch.Tensor) -> Patch | None:
         return None
     values = now[at]
     counts = torch.bincount(at // BLOCK, minlength=blocks).to(torch.int32)
-    places = (at % BLOCK).to(torch.int32).view(torch.uint8).view(-1, 4)[:, :2].reshape(-1)  # the lower halves
+    places = (at % BLOCK).to(torch.int32).view(torch.uint8).view(-1, 4)[:, :2].reshape(-1)  # the low 16 bits
     return Patch(at, values, [counts.view(torch.uint8), places, values])
 
 

@@ -1,4 +1,4 @@
-"""Storage of the delta sync's base: the bytes of the last weight sync.
+"""Storage of a delta sync's base: the bytes of the last weight sync.
 
 A trainer's device rarely has memory for them besides its optimizer, so they are in host memory and are copied to the
 device group by group: the next copy overlaps with the comparison of the current group (`Ahead`).
@@ -27,7 +27,7 @@ class Base:
     def keep(self, i: int, layout: Layout, bytes_: torch.Tensor) -> None:
         """Store all bytes of group i."""
         if self._device not in (None, bytes_.device) and not self._has_room(bytes_.device):
-            # pinned: it goes back at every sync
+            # pinned, since it is copied back at every sync
             kept = torch.empty_like(bytes_, device=self._device, pin_memory=bytes_.is_cuda)
             bytes_ = kept.copy_(bytes_)
         if i == len(self.groups):
@@ -37,19 +37,19 @@ class Base:
             self.layouts[i], self.groups[i] = layout, bytes_
 
     def patch(self, i: int, at: torch.Tensor, values: torch.Tensor) -> None:
-        """Overwrite the bytes of group i at these offsets, from whichever device they come."""
+        """Overwrite the bytes of group i at these offsets, from any device."""
         group = self.groups[i]
         group[at.to(group.device)] = values.to(group.device)
 
     def _has_room(self, device: torch.device) -> bool:
-        """Return whether a group may stay on the device where it is."""
+        """Return whether a group may stay on its device."""
         if self._reserve is None or device.type == "cpu":
             return False
         return torch.get_device_module(device).mem_get_info()[0] >= self._reserve
 
 
 class Ahead:
-    """Prefetcher of a base's groups for one sync, in order: a group is copied while the one before is used.
+    """Prefetches a base's groups for one sync, in order: a group is copied while the previous one is used.
 
     On an NPU nothing is prefetched: host memory is not pinned there, see `kernels/events.py`.
     """
@@ -70,7 +70,7 @@ class Ahead:
             self._coming[i + 1] = self._begun(i + 1, device)
         stream = torch.cuda.current_stream(device)
         stream.wait_event(arrived)
-        found.record_stream(stream)  # its memory is another stream's
+        found.record_stream(stream)  # the memory was allocated on another stream
         return found
 
     def _begun(self, i: int, device: torch.device) -> tuple[torch.Tensor, torch.cuda.Event]:

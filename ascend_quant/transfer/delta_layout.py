@@ -14,7 +14,7 @@ from ascend_quant.transfer.delta_base import Layout
 from ascend_quant.transfer.errors import RefitError
 from ascend_quant.transfer.validate import NamedTensor
 
-ALIGNED = 16  # bytes between tensors of a group
+ALIGNED = 16  # bytes: alignment of tensors in a group
 
 
 def layout_of(group: Sequence[NamedTensor]) -> Layout:

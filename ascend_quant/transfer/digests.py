@@ -23,8 +23,8 @@ class Digest(NamedTuple):
 
     Attributes:
         number: `oracle.digest`, in [0, PRIME).
-        elements: the number of summed elements; for parts it may differ from that of the shape.
-        dtype: such as "torch.bfloat16".
+        elements: number of elements covered, which is less than the shape's while parts are missing.
+        dtype: name such as "torch.bfloat16".
         shape: shape of the whole tensor.
     """
 
@@ -35,7 +35,7 @@ class Digest(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The dtype and shape in words."""
+        """The dtype and shape, for messages."""
         return f"{self.dtype.removeprefix('torch.')} {list(self.shape)}"
 
 
@@ -54,15 +54,15 @@ class Digests:
         first_column: int = 0,
         shape: Sequence[int] | None = None,
     ) -> None:
-        """Add a tensor, or a part of one; asynchronous, like a kernel that reads `tensor`.
+        """Add a tensor or a part of one, asynchronously, like a kernel that reads `tensor`.
 
         Args:
             tensor: any shape and dtype; a part must be consecutive rows of the whole (a row: its last dimension).
             first_row, first_column: position of the part in the whole tensor.
-            shape: of the whole, if this is a part.
+            shape: shape of the whole tensor, if this is a part.
 
         Raises:
-            RefitError: another part had another dtype, or was one of another shape.
+            RefitError: another part had a different dtype or shape.
         """
         self._launch([name], [tensor], [tensor.shape if shape is None else shape], [first_row], [first_column])
 
@@ -76,17 +76,17 @@ class Digests:
             self._launch(names, tensors, [tensor.shape for tensor in tensors])
 
     def merge(self, others: Mapping[str, Digest]) -> None:
-        """Merge the `as_dict()` of other `Digests`, such as those of the rank with the other parts."""
+        """Merge the `as_dict()` of other `Digests`, such as those of ranks with the other parts."""
         for name, other in others.items():
             self._count(name, other)
 
     def clear(self) -> None:
-        """Forget all tensors, for another sync."""
+        """Reset for another sync."""
         self._known.clear()
         self._unread.clear()
 
     def as_dict(self) -> dict[str, Digest]:
-        """Each tensor's digest; waits for the device."""
+        """Return each tensor's digest; waits for the device."""
         for device, (names, found) in self._unread.items():
             for name, number in zip(names, kernels_for(device).read_digests(found), strict=True):
                 known = self._known[name]
@@ -105,13 +105,13 @@ class Digests:
             self._count(name, Digest(0, tensor.numel(), str(tensor.dtype), tuple(shape)))
         device = tensors[0].device
         known, found = self._unread.setdefault(device, ([], []))
-        held = [tensor.resolve_neg().resolve_conj() for tensor in tensors]  # signs that are in no memory
+        held = [tensor.resolve_neg().resolve_conj() for tensor in tensors]  # materializes lazy bits
         found.append(kernels_for(device).digests(held, *firsts))
         known.extend(names)
 
     def _count(self, name: str, part: Digest) -> None:
         known = self._known.setdefault(name, part)
-        if known is part:  # most come whole, and models of experts have tens of thousands
+        if known is part:  # the common case: whole tensors, of which MoE models have tens of thousands
             return
         if part.kind != known.kind:
             raise RefitError(

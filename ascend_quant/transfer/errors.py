@@ -2,7 +2,7 @@
 
 
 class RefitError(RuntimeError):
-    """A refit that cannot be trusted; the message names the parameter and what to do."""
+    """Raised for a refit that cannot be trusted; the message names the parameter and what to do."""
 
 
 REFUSES = "this engine refuses"

@@ -1,8 +1,8 @@
 """Pre-quantized weights: a trainer sends int8 rows, each followed by its scale, which halves the bytes of BF16.
 
     trainer   q_proj.weight        (.., N, K) floats
-    sent      q_proj.weight:int8   (.., N, K + 16) int8: of each row K codes, the 4 bytes of its float32 scale, 12 zeros
-    engine    q_proj.weight        its loaders see the codes, a view (.., N, K); kernels find the scales behind the rows
+    sent      q_proj.weight:int8   (.., N, K + 16) int8: rows of K codes, the 4 bytes of a float32 scale, 12 zeros
+    engine    q_proj.weight        its loaders see the codes, a view (.., N, K); kernels read the scales after the codes
 
 Complete rows are quantized, so the bytes equal those that the engine would compute from BF16 weights; if a loader
 slices rows (tensor parallelism), the scale is still that of the complete row. A row with NaN or Inf has a scale that
@@ -21,7 +21,7 @@ from ascend_quant.schemes import SCHEMES, Scheme
 from ascend_quant.transfer.errors import RefitError
 from ascend_quant.transfer.validate import NamedTensor, lies_as_read
 
-TAIL = 16  # bytes behind the codes of a row: rows of a multiple of 16 codes stay aligned
+TAIL = 16  # bytes after the codes of a row; keeps rows of a multiple of 16 codes aligned
 SCHEMES_SENT = tuple(name for name, scheme in SCHEMES.items() if scheme.shares == "row")
 MARK = ":"
 
@@ -73,7 +73,7 @@ def encode(parts: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], scheme: 
 
     Args:
         parts: (.., N, K) floats, whole rows of weights; float32 is rounded to BF16 first, as an engine does.
-        sent: (.., N, K + 16), contiguous, of the dtype that `codes_dtype` says.
+        sent: (.., N, K + 16), contiguous, in the dtype of `codes_dtype`.
     """
     pairs = _as_matrices(parts, sent)
     if not pairs:
@@ -114,7 +114,7 @@ def _put_scales(scale: torch.Tensor, sent: Sequence[torch.Tensor]) -> None:
 
 
 def coded(weights: Sequence[NamedTensor], scheme: Scheme) -> list[NamedTensor]:
-    """Quantize whole weights of one device; returns the tensors to send with their names."""
+    """Quantize whole weights on one device; return the tensors to send, with their names."""
     sent = [torch.empty(sent_shape(w.shape), dtype=codes_dtype(scheme), device=w.device) for _, w in weights]
     encode([w for _, w in weights], sent, scheme)
     return [(sent_name(name, scheme), tensor) for (name, _), tensor in zip(weights, sent, strict=True)]

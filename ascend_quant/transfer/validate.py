@@ -11,14 +11,14 @@ from ascend_quant.transfer.errors import RefitError
 
 NamedTensor = tuple[str, torch.Tensor]
 
-READ_AS_SENT = tuple(dtype for dtype in FLOATS if dtype != torch.float64)  # by kernels
+READ_AS_SENT = tuple(dtype for dtype in FLOATS if dtype != torch.float64)  # dtypes that kernels read directly
 
 
 def pairs(weights: Any) -> Iterable[NamedTensor]:
     """Return the weights after checking that they are pairs; `check_sent` checks their contents.
 
     Raises:
-        RefitError: they are not pairs.
+        RefitError: the weights are not pairs.
     """
     kind = weights.__class__
     if issubclass(kind, (list, tuple)):
@@ -37,10 +37,10 @@ def _pair(one: Any) -> NamedTensor:
 
 
 def check_sent(name: object, tensor: object) -> None:
-    """Check that this is a named tensor with its values in memory.
+    """Check that this is a named tensor whose values are in memory.
 
     Raises:
-        RefitError: it is not (the message names it).
+        RefitError: it is not; the message names it.
     """
     if not isinstance(name, str):
         raise RefitError(f"a tensor's name is {name!r}, not a string; send (name, tensor) pairs")
@@ -60,16 +60,16 @@ def check_sent(name: object, tensor: object) -> None:
 
 
 def is_freed(tensor: torch.Tensor) -> bool:
-    """Return whether the storage was resized below the tensor, as FSDP frees a layer: kernels would read past it."""
+    """Return whether the storage is smaller than the tensor, as when FSDP frees a layer: kernels would read past it."""
     if tensor.layout != torch.strided or not (count := tensor.numel()):
         return False
-    if not tensor.is_contiguous():  # which asks no stride, and is asked of every tensor of a sync
+    if not tensor.is_contiguous():  # cheaper than strides, and called for every tensor of a sync
         count = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.untyped_storage().nbytes() < (tensor.storage_offset() + count) * tensor.element_size()
 
 
 def checked(weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
-    """Return the weights, each checked by `check_sent`: a list for a list, otherwise one by one."""
+    """Return the weights, each checked by `check_sent`: a list for a list, otherwise a generator."""
     return list(_checked(weights)) if isinstance(weights, (list, tuple)) else _checked(weights)
 
 
@@ -80,7 +80,7 @@ def _checked(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
 
 
 def lies_as_read(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor's memory, read from first to last byte, has its values in order."""
+    """Return whether the tensor's memory has its values in order, from the first to the last byte."""
     return tensor.is_contiguous() and not tensor.is_neg()
 
 
@@ -92,12 +92,12 @@ def is_plain(tensor: torch.Tensor) -> bool:
 def made_plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor if loaders and kernels accept it, else a copy (float64, overlapping or gaps)."""
     if tensor.dtype == torch.float64:
-        tensor = tensor.to(torch.float32)  # as torch rounds float64 to BF16: by way of float32
+        tensor = tensor.to(torch.float32)  # torch rounds float64 to BF16 through float32, too
     return tensor.resolve_neg() if is_dense(tensor) else tensor.contiguous()
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor is dense and non-overlapping, in any order; else rows cannot be located."""
+    """Return whether the tensor is dense and non-overlapping, in any order; otherwise rows cannot be located."""
     filled = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:

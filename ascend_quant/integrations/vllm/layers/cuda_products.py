@@ -1,9 +1,12 @@
 """The schemes' products on CUDA with vLLM's own kernels; `register` adds them to ascend_quant/kernels.
 
-Differences from the oracle, besides the order of float32 products: * fp8: an activation's scale is at least 1 / (448 *
-512) (in blocks: 1e-10 / 448); what passes between the experts' kernels (gate and up, their product, each expert's
-output) is rounded to x's dtype. * int4: BF16 activations alone, weights are BF16(code * scale), as the oracle's. A NaN
-activation of a linear layer makes its output row NaN, as in the oracle; but with fp8 it counts as 0.
+Differences from the oracle, besides the order of float32 products:
+
+* fp8: an activation's scale is at least 1 / (448 * 512) (with blocks: 1e-10 / 448); intermediate results of the experts
+  (gate and up, their product, each expert's output) are rounded to x's dtype.
+* int4: activations must be BF16; weights are BF16(code * scale), as in the oracle.
+
+A NaN activation of a linear layer makes its output row NaN, as in the oracle; but with fp8 it counts as 0.
 
 vllm is imported inside the functions, so that the served schemes can be listed with only torch and triton. Code that
 torch.compile traces neither branches on the number of tokens nor synchronizes.
