@@ -42,7 +42,7 @@ def format_of(scheme: Scheme, name: str | None = None, experts: bool = False) ->
         experts: whether there are experts to hold.
 
     Raises:
-        UnregisteredScheme: a scheme that nobody registered.
+        UnregisteredScheme: the scheme is not registered.
         BadCheckpoint: there is no format, or they do not go together; naming what does.
     """
     stored = definition_of(scheme).stored

@@ -15,18 +15,18 @@ from ascend_quant.qat.layers import layers_to_quantize
 from ascend_quant.qat.modules import named_modules
 from ascend_quant.schemes.layer_names import ROUTERS, Unquantized
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")  # whose other arithmetic has been compared
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")  # model_types whose other layers have been compared
 ROPES = ("default", "llama3")
-RANKS = (1, 2)  # two ranks' results have one sum; more have one for each order
-REST = (nn.Embedding, nn.Linear)  # leaves that compute as the engine's do: looked up, or heads
+RANKS = (1, 2)  # a sum of two terms does not depend on the order
+REST = (nn.Embedding, nn.Linear)  # leaves that compute as the engine's do: embeddings, or heads
 
 
 class NotExact(ValueError):
-    """A model, a layer or a setting whose bits are not known to be the engine's; names it."""
+    """Raised for a model, a layer or a setting whose bits are not known to equal the engine's; the message names it."""
 
 
 class Change(NamedTuple):
-    """A module's class to be, and how many ranks of the engine cut its input."""
+    """The new class of a module, and the number of engine ranks that split its input."""
 
     name: str
     module: nn.Module
@@ -35,15 +35,15 @@ class Change(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """The layers of a model that were changed.
+    """The changed layers of a model.
 
     Attributes:
         scheme: "int8".
-        quantized: the layers that compute W8A8 products, by their names.
-        unquantized: those that could and do not: heads and routers.
-        in_engine: of these, by the engine's names, those that it must leave alone too: none.
-        others: how many norms, routers, MLPs and rotary embeddings compute with the engine's functions.
-        ranks: of the engine, as which the layers cut their inputs.
+        quantized: names of the layers that compute W8A8 products.
+        unquantized: names of linear layers that do not: heads and routers.
+        in_engine: those that the engine must not quantize either, by its names: none.
+        others: number of norms, routers, MLPs and rotary embeddings that use the engine's functions.
+        ranks: the engine's tensor-parallel size, by which the layers split their inputs.
     """
 
     scheme: str
@@ -62,15 +62,15 @@ class Applied(NamedTuple):
 
 
 def apply_exact(model: nn.Module, tensor_parallel: int = 1) -> Applied:
-    """Let a model of transformers compute the engine's INT8 policy. If anything is refused, all stays as it is.
+    """Make a transformers model compute the engine's INT8 policy. If anything is refused, the model is not changed.
 
     Args:
-        model: in BF16 wherever it computes; before or after FSDP2 has wrapped it.
-        tensor_parallel: ranks of the engine.
+        model: the model, which must compute in BF16; before or after FSDP2 has wrapped it.
+        tensor_parallel: the engine's tensor-parallel size.
 
     Raises:
-        NotExact: what is not known to give the engine's bits.
-        NoProduct: no engine's adapter is loaded in this process.
+        NotExact: a layer or setting is not known to give the engine's bits.
+        NoProduct: no engine integration has registered its functions in this process.
     """
     _check_model(model, tensor_parallel)
     for product in ("attention", "route"):
@@ -118,7 +118,7 @@ def _check_model(model: nn.Module, tensor_parallel: int) -> None:
 
 
 def _layer(name: str, module: nn.Module, ranks: int) -> Change:
-    """A layer that the engine quantizes."""
+    """Return the change of a layer that the engine quantizes."""
     if type(module) is nn.Linear:
         cut = ranks if name.rpartition(".")[2] in ROW_PARALLEL else 1
         return Change(name, module, ExactLinear, _divisor(name, module.in_features, cut))
@@ -135,7 +135,8 @@ def _divisor(name: str, size: int, ranks: int) -> int:
 
 
 def _other(name: str, module: nn.Module) -> Change | None:
-    """The change of any other module; None for a container, and where it computes as the engine does."""
+    """Return the change of any other module; None for containers, and for modules that already compute as the engine
+    does."""
     kind, leaf = type(module), name.rpartition(".")[2]
     if isinstance(module, (ExactNorm, ExactMLP, ExactRouter, ExactLinear, ExactExperts, ExactAngles)):
         raise NotExact(f"{name} is already exact: build a new model")

@@ -1,4 +1,4 @@
-"""Causal attention within each sequence by the engine's kernel, under a name of transformers' attention interface.
+"""Causal attention within each sequence with the engine's kernel, registered with transformers' attention interface.
 
 Sequences are packed by their positions or padded by a mask, as in packing.py. The backward pass is that of torch's
 scaled_dot_product_attention at the same queries, keys and values.
@@ -16,17 +16,17 @@ from ascend_quant.exact.packing import Sequences
 from ascend_quant.exact.straight_through import gradients_of, straight_through
 from ascend_quant.kernels.engine_products import engine_product
 
-NAME = "ascend_quant_exact"  # with transformers
-REFUSED = ("softcap", "s_aux", "sliding_window")  # arguments of transformers' that change what is computed
+NAME = "ascend_quant_exact"  # the name in transformers
+REFUSED = ("softcap", "s_aux", "sliding_window")  # transformers' arguments that change the result
 
 
 def register() -> None:
-    """Make the name known to transformers; harmless when repeated."""
+    """Register the name with transformers; idempotent."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 
     AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, flash_attention_mask)  # a batch's 2-D mask as it is, or None
+    AttentionMaskInterface.register(NAME, flash_attention_mask)  # passes a batch's 2-D mask through, or None
 
 
 def attention(
@@ -40,13 +40,13 @@ def attention(
     position_ids: torch.Tensor | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The function that transformers calls in every layer; see `integrations/verl/training/packed_attention.py`.
+    """Compute attention with transformers' signature; see `integrations/verl/training/packed_attention.py`.
 
     Returns:
-        (B, S, H, D), and None for the weights.
+        The output (B, S, H, D), and None for the attention weights.
 
     Raises:
-        NotImplementedError: dropout, a softcap, sinks, a window, a cache, or no causal mask.
+        NotImplementedError: for dropout, a softcap, sinks, a sliding window, a cache, or attention that is not causal.
     """
     is_causal = module.is_causal if more.get("is_causal") is None else more["is_causal"]
     tokens = q_BHSD.shape[2], k_BHSD.shape[2]
@@ -64,7 +64,7 @@ def attention(
 def by_sequence(
     q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, sequences: Sequences, scale: float | None
 ) -> torch.Tensor:
-    """Causal attention within each sequence, (T, H, D)."""
+    """Compute causal attention within each sequence, (T, H, D)."""
     scale = q_THD.shape[-1] ** -0.5 if scale is None else scale
     engine = partial(engine_product("attention"), sequences=sequences, scale=scale)
     reference = partial(packing.one_at_a_time, lengths=sequences.lengths, scale=scale)

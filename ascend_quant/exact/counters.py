@@ -9,15 +9,15 @@ import torch
 
 
 class Compared(NamedTuple):
-    """A batch's tokens.
+    """The result of comparing a batch's tokens.
 
     Attributes:
-        tokens: how many have been compared.
-        unequal: those whose bits differ.
-        max_diff: the largest magnitude of a difference, in nats; infinite where a value is not finite.
-        k3_kl: the k3 estimate of the KL from engine to trainer, in nats a token: the mean of exp(d) - 1 - d, d the
-            trainer's less the engine's; 0 without tokens, infinite where a value is not finite.
-        first: row and position of the first that differs, by rows; None if none does.
+        tokens: number of compared tokens.
+        unequal: number of tokens whose bits differ.
+        max_diff: largest absolute difference, in nats; infinite if a value is not finite.
+        k3_kl: the k3 estimate of the KL from engine to trainer, in nats per token: the mean of exp(d) - 1 - d, where d
+            is the trainer's value minus the engine's; 0 without tokens, infinite if a value is not finite.
+        first: row and position of the first token that differs, in row-major order; None if none does.
     """
 
     tokens: int
@@ -27,7 +27,7 @@ class Compared(NamedTuple):
     first: tuple[int, int] | None
 
     def as_metrics(self) -> dict[str, float]:
-        """Return the metrics by the names that verl logs."""
+        """Return the metrics under the names that verl logs."""
         return {f"exact/{name}": getattr(self, name) for name in ("tokens", "unequal", "max_diff", "k3_kl")}
 
 
@@ -36,11 +36,11 @@ def compare(engine_RS: torch.Tensor, trainer_RS: torch.Tensor, mask_RS: torch.Te
 
     Args:
         engine_RS, trainer_RS: float32.
-        mask_RS: nonzero where the policy has chosen the token.
+        mask_RS: nonzero for tokens that the policy sampled.
 
     Raises:
-        TypeError: another dtype, whose bits would say nothing.
-        ValueError: shapes that differ.
+        TypeError: a dtype other than float32, whose bits cannot be compared.
+        ValueError: the shapes differ.
     """
     if (dtypes := (engine_RS.dtype, trainer_RS.dtype)) != (torch.float32, torch.float32):
         raise TypeError(f"log-probabilities of engine and trainer must be float32, not {dtypes}")

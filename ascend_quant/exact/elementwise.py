@@ -1,5 +1,5 @@
-"""RMSNorm and SiLU * up: the ops that engine and trainer share forward, transformers' own formulas backward. And the
-angles of the rotary embedding, which transformers rotates by as the engine does."""
+"""RMSNorm and SiLU * up with the ops that engine and trainer share in the forward pass, and transformers' formulas in
+the backward pass; and the angles of rotary embeddings, by which transformers rotates as the engine does."""
 
 from functools import partial
 
@@ -14,20 +14,20 @@ from ascend_quant.kernels import exact_ops
 
 
 class ExactNorm:
-    """Mixed in before the class of an RMSNorm whose weight multiplies the row once it is rounded."""
+    """Mixin before the class of an RMSNorm whose weight multiplies the rounded row."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         def reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             return F.rms_norm(
                 x, x.shape[-1:], weight, self.variance_epsilon
-            )  # one kernel each way, unlike the module's
+            )  # one kernel in each direction, unlike the module's own forward
 
         engine = partial(exact_ops.rms_norm, eps=self.variance_epsilon)
         return straight_through(engine, gradients_of(reference), x, self.weight)
 
 
 def is_known_norm(module: nn.Module) -> bool:
-    """True if a module computes what `exact_ops.rms_norm` does, rounding as it rounds."""
+    """Return whether a module computes `exact_ops.rms_norm`, with the same rounding."""
     if not hasattr(module, "variance_epsilon"):
         return False
     generator = torch.Generator().manual_seed(0)
@@ -36,14 +36,14 @@ def is_known_norm(module: nn.Module) -> bool:
 
 
 class ExactAngles:
-    """Mixed in before the class of a rotary embedding whose angles do not depend on the length of a sequence.
+    """Mixin before the class of a rotary embedding whose angles do not depend on the sequence length.
 
-    Like the engine it takes powers of the base where it computes, since a GPU's differ from a CPU's in a last bit, and
-    no product of matrices, which may be computed in TF32.
+    Like the engine, it computes powers of the base on the device, since those of a GPU and a CPU differ in the last
+    bit, and avoids matrix products, which may be computed in TF32.
     """
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines (B, S, D) in the dtype of x, for positions (B, S)."""
+        """Return cosines and sines (B, S, D) in the dtype of x, for positions (B, S)."""
         kind = self.config.rope_parameters["rope_type"]
         init = self.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
         frequencies, scaling = init(self.config, x.device)
@@ -53,7 +53,7 @@ class ExactAngles:
 
 
 class ExactMLP:
-    """Mixed in before the class of an MLP of gate_proj, up_proj and down_proj with SiLU."""
+    """Mixin before the class of an MLP with gate_proj, up_proj and down_proj, and SiLU."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate_up = self.gate_proj(x), self.up_proj(x)
@@ -65,5 +65,5 @@ def _reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def is_silu(activation: nn.Module) -> bool:
-    """True if a module of transformers computes torch's SiLU."""
+    """Return whether a transformers activation computes torch's SiLU."""
     return computes(activation, F.silu, torch.linspace(-9, 9, 96).bfloat16())

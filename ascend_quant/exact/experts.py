@@ -1,6 +1,6 @@
-"""Routers and experts of transformers' mixtures: the engine's routing and product forward, transformers' own backward.
+"""Routers and experts of MoE models: the engine's routing and products forward, transformers' own backward.
 
-Shape suffixes: M tokens, T experts of a token, E experts, N and K as in linear.py.
+Shape suffixes: M tokens, T experts per token, E experts, N and K as in linear.py.
 """
 
 from functools import partial
@@ -17,10 +17,11 @@ from ascend_quant.kernels.engine_products import engine_product
 
 
 class ExactRouter:
-    """Mixed in before a router's class: softmax over all, the highest `top_k` of it, renormalized if it says so."""
+    """Mixin before a router's class: softmax over all experts, then the `top_k` largest, renormalized if configured."""
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits (M, E), weights (M, T) as the engine's router gives them, not rounded to BF16, and experts (M, T)."""
+        """Return logits (M, E), weights (M, T) as the engine's router gives them, not rounded to BF16, and experts (M,
+        T)."""
         x_MK = hidden.reshape(-1, hidden.shape[-1])
         logits_ME = straight_through(router_product, gradients_of(F.linear), x_MK, self.weight)
         with torch.no_grad():
@@ -31,13 +32,13 @@ class ExactRouter:
 
 
 def router_product(x_MK: torch.Tensor, weight_EK: torch.Tensor) -> torch.Tensor:
-    """The logits (M, E) in the dtype of x, by the kernel that the engine has for any number of tokens."""
+    """Return the logits (M, E) in the dtype of x, with the engine's kernel for any number of tokens."""
     own = getattr(kernels_for(x_MK.device), "router_product", None)
     return F.linear(x_MK, weight_EK) if own is None else own(x_MK.contiguous(), weight_EK, any_number=True)
 
 
 def is_known_router(module: nn.Module) -> bool:
-    """True if a module weighs and chooses experts as `ExactRouter` says, but for the last rounding."""
+    """Return whether a module computes weights and experts as `ExactRouter` does, except for the last rounding."""
     if not all(hasattr(module, name) for name in ("weight", "top_k", "norm_topk_prob")):
         return False
     generator, (experts, hidden) = torch.Generator().manual_seed(0), module.weight.shape
@@ -55,10 +56,10 @@ def _weights(logits_ME: torch.Tensor, expert_MT: torch.Tensor, renormalized: boo
 
 
 class ExactExperts:
-    """Mixed in before the class of experts in tensors (E, N, K).
+    """Mixin before the class of experts in tensors (E, N, K).
 
     Attributes:
-        ranks: among which the engine cuts the experts' intermediate size.
+        ranks: number of ranks over which the engine splits the experts' intermediate size.
     """
 
     ranks: int
@@ -83,7 +84,7 @@ def product(
     w2_EKN: torch.Tensor,
     ranks: int = 1,
 ) -> torch.Tensor:
-    """The W8A8 mixture (M, K) of SwiGLU experts, as an engine of so many ranks has it."""
+    """Compute the W8A8 mixture (M, K) of SwiGLU experts, as an engine with this many ranks does."""
     (w13_codes, w13_scale), (w2_codes, w2_scale) = (_codes(w) for w in (w13_ENK, w2_EKN))
     experts = partial(serving_of(INT8, x_MK.device).experts, x_MK, weight_MT, expert_MT.int())
     if ranks == 1:
@@ -102,6 +103,7 @@ def _codes(w_ENK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def holds_experts(module: nn.Module) -> bool:
-    """True if these are SwiGLU experts in tensors (E, 2 * intermediate, hidden) and (E, hidden, intermediate)."""
+    """Return whether these are SwiGLU experts in tensors (E, 2 * intermediate, hidden) and (E, hidden,
+    intermediate)."""
     gate_up, down = (getattr(module, name, None) for name in ("gate_up_proj", "down_proj"))
     return gate_up is not None and down is not None and not getattr(module, "is_transposed", False)

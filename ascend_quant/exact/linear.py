@@ -1,8 +1,9 @@
-"""W8A8 linear layers: the engine's own product forward, that of the weight in its dtype backward.
+"""W8A8 linear layers: the engine's product in the forward pass, that of the unquantized weight in the backward pass.
 
-An engine of several tensor parallel ranks cuts the input of o_proj and down_proj: each rank's activations have a scale
-of their slice, the weight's scale is that of the whole row, and what the ranks add up has been rounded to BF16. So the
-number of ranks is part of the policy, and the trainer, which has whole weights, cuts as they do.
+An engine with several tensor-parallel ranks splits the input of o_proj and down_proj: each rank's activations have a
+scale for their slice, the weight's scale is that of the whole row, and the partial results are rounded to BF16 before
+the all-reduce. So the number of ranks is part of the policy, and the trainer, which has whole weights, splits in the
+same way.
 
 Shape suffixes: M tokens, N output channels, K input channels.
 """
@@ -17,14 +18,14 @@ from ascend_quant.kernels import kernels_for, serving_of
 from ascend_quant.schemes import get_scheme
 
 INT8 = get_scheme("int8")
-ROW_PARALLEL = ("o_proj", "down_proj")  # the last part of a layer's name
+ROW_PARALLEL = ("o_proj", "down_proj")  # the last component of a layer's name
 
 
 class ExactLinear(nn.Linear):
-    """A linear layer that has been built as torch's.
+    """A linear layer that was built as a torch layer.
 
     Attributes:
-        ranks: among which the engine cuts its input.
+        ranks: number of ranks over which the engine splits the input.
     """
 
     ranks: int
@@ -35,10 +36,10 @@ class ExactLinear(nn.Linear):
 
 
 def product(x: torch.Tensor, w_NK: torch.Tensor, bias_N: torch.Tensor | None = None, *, ranks: int = 1) -> torch.Tensor:
-    """x (..., K) times codes of w, in BF16, as an engine of so many ranks has it; rank 0 adds the bias.
+    """Multiply x (..., K) by codes of w, in BF16, as an engine with this many ranks does; rank 0 adds the bias.
 
     Raises:
-        TypeError: another dtype than BF16, which the engine computes in.
+        TypeError: the dtype is not BF16, in which the engine computes.
     """
     if x.dtype != torch.bfloat16 or w_NK.dtype != torch.bfloat16:
         raise TypeError(

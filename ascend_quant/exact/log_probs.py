@@ -1,10 +1,11 @@
-"""Log-probabilities of chosen tokens as the engine's sampler takes them: log_softmax of float32 logits.
+"""Log-probabilities of chosen tokens, computed as the engine's sampler does: log_softmax of float32 logits.
 
 vLLM divides float32 logits by the temperature (`logprobs_mode=processed_logprobs`) and takes `log_softmax` of whole
-rows; `logit - logsumexp` differs from it in the last bit. verl's engine sets the logits of words that the tokenizer has
-not (399 of Qwen2.5's 152,064) to -inf: they are never sampled. Many rows at a time; the logits alone are kept.
+rows; `logit - logsumexp` differs from it in the last bit. verl's engine sets the logits of entries without a token (399
+of Qwen2.5's 152,064) to -inf, so they are never sampled. Many rows are processed at a time, and only the logits are
+kept for the backward pass.
 
-Shape suffixes: T tokens, V words of the vocabulary.
+Shape suffixes: T tokens, V vocabulary size.
 """
 
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-ROWS = 512  # at a time: two times 0.3 GiB of float32 for a vocabulary of 152,064
+ROWS = 512  # rows at a time: two times 0.3 GiB of float32 for a vocabulary of 152,064
 
 
 def log_probs_of(
@@ -22,13 +23,13 @@ def log_probs_of(
     in_place: bool = False,
     words: int | None = None,
 ) -> torch.Tensor:
-    """log softmax(logits / temperature)[label] of each row, (T,), float32 (of float64 logits float64).
+    """Return log softmax(logits / temperature)[label] for each row, (T,), float32 (float64 for float64 logits).
 
     Args:
-        logits_TV: any float dtype; computed with in float32 (float64 in itself).
+        logits_TV: any float dtype; computed in float32 (float64 in float64).
         labels_T: int64, each in [0, V).
-        in_place: write the gradient over the logits: for callers that use them no more.
-        words: that can be sampled, the first ones of the vocabulary. [default: all]
+        in_place: write the gradient over the logits, if the caller does not use them again.
+        words: number of entries that can be sampled, the first of the vocabulary. [default: all]
     """
     return _LogProbs.apply(logits_TV, labels_T, temperature, in_place, words)
 
@@ -54,7 +55,7 @@ class _LogProbs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_T: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """grad * (one at the label - softmax) / temperature."""
+        """Return grad * (one_hot(label) - softmax) / temperature."""
         logits_TV, labels_T = ctx.saved_tensors
         out_TV = logits_TV if ctx.in_place else torch.empty_like(logits_TV)
         for first in range(0, len(labels_T), ROWS):
@@ -66,7 +67,7 @@ class _LogProbs(torch.autograd.Function):
 
 
 def _scaled(rows: torch.Tensor, temperature: float, words: int | None) -> torch.Tensor:
-    """Return logits over temperature in float32, padding words at -inf, to take softmax of; `rows` stay as they are."""
+    """Return float32 logits over temperature, with padding entries at -inf; `rows` is not changed."""
     scaled = rows if rows.dtype == torch.float64 else rows.float()
     if temperature != 1:
         scaled = scaled / torch.tensor(temperature, dtype=scaled.dtype, device=rows.device)

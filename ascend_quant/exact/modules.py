@@ -1,8 +1,8 @@
-"""Modules that compute with the engine's functions: a module's class is replaced in place, as with fake quantization.
+"""Modules that compute with the engine's functions: a module's class is replaced in place, as in fake quantization.
 
-Parameters, their names, state_dict, optimizers and what a trainer sends to the rollout stay. FSDP may wrap the model
-before or after. What a class's own forward computes is tested on a few numbers, not inferred from its name, and
-without the module's parameters, which may be sharded.
+Parameters, their names, state_dict, optimizers and weight syncs are unchanged. FSDP may wrap the model before or after.
+The computation of a class's own forward is tested with a few numbers, not inferred from its name, and without the
+module's parameters, which may be sharded.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,14 +16,15 @@ from torch import nn
 
 @cache
 def exact_class(mixin: type, kind: type[nn.Module]) -> type[nn.Module]:
-    """A module's class with a forward of `mixin`'s, under its own name, which loaders and recorders go by."""
+    """Subclass a module's class with the forward of `mixin`, under the same name, on which loaders and recorders
+    rely."""
     return type(kind.__name__, (mixin, kind), {})
 
 
 @contextmanager
 def reading(module: nn.Module, **values: Any) -> Iterator[None]:
-    """Make attributes of the module read as these values inside the block, parameters included."""
-    own = vars(module)  # found before nn.Module's parameters
+    """Make attributes of the module, including parameters, return these values inside the block."""
+    own = vars(module)  # takes precedence over nn.Module's parameters
     hidden = {name: own[name] for name in values if name in own}  # FSDP1 puts its tensors there
     own.update(values)
     try:
@@ -35,7 +36,7 @@ def reading(module: nn.Module, **values: Any) -> Iterator[None]:
 
 
 def own_forward(mixin: type, module: nn.Module, **values: torch.Tensor) -> Callable[..., Any]:
-    """The forward behind `mixin`'s in the module's class, with these tensors in the place of its parameters."""
+    """Return the forward that follows `mixin` in the module's class, with these tensors in place of its parameters."""
     forward = super(mixin, module).forward
 
     def compute(*args: Any) -> Any:
@@ -49,7 +50,7 @@ def computes(module: nn.Module, formula: Callable[..., torch.Tensor], *inputs: t
     """Return whether the forward of a module's class gives the bits of `formula` for these inputs.
 
     Args:
-        values: attributes of the module, its parameters among them, for the time of the trial; the last arguments of
+        values: attributes of the module during the test, including its parameters; also the last arguments of
             `formula`.
     """
     with torch.no_grad(), reading(module, **values):

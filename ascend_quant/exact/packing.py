@@ -1,6 +1,6 @@
 """Sequence boundaries of a packed or padded micro-batch, for attention within each sequence.
 
-Shape suffixes: B rows of a batch, S tokens of a row, T tokens of all sequences, N sequences, H heads, D head dimension.
+Shape suffixes: B rows of a batch, S tokens per row, T tokens of all sequences, N sequences, H heads, D head size.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ class Sequences(NamedTuple):
     """The offsets of the sequences of a packed or padded micro-batch.
 
     Attributes:
-        offsets: int32 (N + 1,) (cu_seqlens), where each begins among all tokens, and the end of the last.
-        lengths: tokens of each.
-        kept: int64 (T,), of a padded batch the places of its true tokens among B * S; None if every token is one.
+        offsets: int32 (N + 1,), the start of each sequence among all tokens, and the end of the last (cu_seqlens).
+        lengths: number of tokens of each sequence.
+        kept: int64 (T,), indexes of a padded batch's real tokens among B * S; None without padding.
     """
 
     offsets: torch.Tensor
@@ -26,12 +26,12 @@ class Sequences(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """The exchange of heads for tokens among ranks that have a part of every row each (Ulysses).
+    """The exchange of heads for tokens among ranks that each have a part of every row (Ulysses).
 
     Attributes:
-        to_tokens: from this rank's tokens of q, k and v (B, S, H, D) to all tokens of some heads.
-        positions: from this rank's position ids to those of all ranks.
-        to_heads: from the attention of all tokens and some heads to that of this rank's tokens and all heads.
+        to_tokens: maps this rank's tokens of q, k and v (B, S, H, D) to all tokens of some heads.
+        positions: maps this rank's position ids to those of all ranks.
+        to_heads: maps attention of all tokens and some heads to that of this rank's tokens and all heads.
     """
 
     to_tokens: Callable[..., Many[torch.Tensor]]
@@ -49,10 +49,10 @@ def attend(
     """Compute attention within each sequence, (B, S, H, D).
 
     Args:
-        attention_mask: (B, S), true tokens nonzero, or None if nothing is padded.
-        position_ids: (B, S); without a mask, a sequence begins wherever it is 0. Without either, each row is one.
-        compute: from q, k, v (T, H, D) and their `Sequences` to the attention (T, H, D).
-        exchange: of heads for tokens, before and after it.
+        attention_mask: (B, S), nonzero for real tokens, or None without padding.
+        position_ids: (B, S); without a mask, a sequence begins at each 0. Without either, each row is one sequence.
+        compute: maps q, k, v (T, H, D) and their `Sequences` to attention (T, H, D).
+        exchange: exchange of heads for tokens, before and after the attention.
     """
     q, k, v = (x.transpose(1, 2) for x in qkv_BHSD)
     if exchange is not None:
@@ -70,7 +70,8 @@ def attend(
 
 
 def refuse(module: torch.nn.Module, attention: str, asked: dict[str, Any]) -> None:
-    """Raise NotImplementedError if transformers asks an attention for what it does not compute: what is not None."""
+    """Raise NotImplementedError for arguments of transformers' attention that are not supported, unless they are
+    None."""
     if found := [f"{what}={value}" for what, value in asked.items() if value is not None]:
         raise NotImplementedError(
             f"{type(module).__name__}: {attention} has no {', '.join(found)}; use another attention implementation"
@@ -78,9 +79,10 @@ def refuse(module: torch.nn.Module, attention: str, asked: dict[str, Any]) -> No
 
 
 def once(tensor: torch.Tensor, read: Callable[..., Sequences], *more: Any) -> Sequences:
-    """`read(tensor, *more)`, kept on the tensor: all layers, and checkpointing's second forward, get the same one.
+    """Return `read(tensor, *more)`, cached on the tensor, so that all layers and checkpointing's second forward share
+    it.
 
-    Reading waits for the device; once a layer that would leave it without work.
+    Reading waits for the device, which would be idle if every layer did so.
     """
     version = None if tensor.is_inference() else tensor._version
     found = getattr(tensor, "_packed_sequences", None)
@@ -95,16 +97,16 @@ def from_positions(
     batch: tuple[int, int],
     of_all_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Sequences:
-    """A sequence begins where the position is 0, and with every row."""
+    """Return sequences that begin at each position 0, and with every row."""
     if of_all_ranks is not None:
         position_ids = of_all_ranks(position_ids)
-    begins = position_ids.expand(batch) == 0  # a model without padding may give one row of positions for all
+    begins = position_ids.expand(batch) == 0  # a model without padding may give one row of positions for all rows
     begins[:, 0] = True
     return _sequences(begins.flatten().nonzero().flatten(), begins.numel())
 
 
 def from_mask(mask: torch.Tensor) -> Sequences:
-    """Each row of a padded batch is a sequence."""
+    """Return one sequence for each row of a padded batch."""
     kept = mask.flatten().nonzero().flatten()
     lengths = mask.bool().sum(dim=-1)
     lengths = lengths[lengths > 0]
@@ -112,7 +114,7 @@ def from_mask(mask: torch.Tensor) -> Sequences:
 
 
 def whole_rows(rows: int, tokens: int, device: torch.device) -> Sequences:
-    """Each row of a batch without padding is a sequence."""
+    """Return one sequence for each row of a batch without padding."""
     return Sequences(torch.arange(0, (rows + 1) * tokens, tokens, dtype=torch.int32, device=device), (tokens,) * rows)
 
 
@@ -122,13 +124,13 @@ def _sequences(begins: torch.Tensor, tokens: int) -> Sequences:
 
 
 def true_tokens(x_BSHD: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
-    """Unpad: return the true tokens (T, H, D), without those that fill rows up."""
+    """Unpad: return the real tokens (T, H, D), without padding."""
     x_THD = x_BSHD.reshape(-1, *x_BSHD.shape[2:])
     return x_THD if kept is None else x_THD[kept]
 
 
 def padded_again(x_THD: torch.Tensor, kept: torch.Tensor | None, batch: tuple[int, int]) -> torch.Tensor:
-    """Pad again: return (B, S, H, D), zeros where rows are filled up."""
+    """Pad again: return (B, S, H, D), with zeros for padding."""
     if kept is not None:
         x_THD = x_THD.new_zeros(batch[0] * batch[1], *x_THD.shape[1:]).index_copy(0, kept, x_THD)
     return x_THD.view(*batch, *x_THD.shape[1:])
@@ -137,7 +139,7 @@ def padded_again(x_THD: torch.Tensor, kept: torch.Tensor | None, batch: tuple[in
 def one_at_a_time(
     q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, lengths: Many[int], scale: float | None
 ) -> torch.Tensor:
-    """Causal attention by torch's scaled_dot_product_attention, (T, H, D), a launch for each sequence."""
+    """Compute causal attention (T, H, D) with torch's scaled_dot_product_attention, one launch per sequence."""
     rows = zip(
         *(x_THD.transpose(0, 1).unsqueeze(0).split(lengths, dim=2) for x_THD in (q_THD, k_THD, v_THD)), strict=True
     )

@@ -1,9 +1,9 @@
 """Checksums of the output of each stage of a forward pass: the first stage that differs is the faulty operation.
 
-Engine (vLLM) and trainer (transformers) name their modules alike but for fused ones, so a stage has one name on both
-sides: `layers.3.self_attn.qkv_proj` is vLLM's layer of that name, and transformers' q_proj, k_proj and v_proj side by
-side. What lies between two modules has the name of the operation: `layers.3.attention` (with norms of q and k, and
-rotary embeddings) is what o_proj takes, `layers.3.activation` (SiLU(gate) * up) what down_proj takes.
+Modules have the same names in engine (vLLM) and trainer (transformers), except for fused ones, so a stage has one name
+on both sides: `layers.3.self_attn.qkv_proj` is vLLM's layer, and the concatenation of transformers' q_proj, k_proj and
+v_proj. Results between modules have the name of the operation: `layers.3.attention` (including norms of q and k, and
+rotary embeddings) is the input of o_proj, `layers.3.activation` (SiLU(gate) * up) that of down_proj.
 """
 
 import re
@@ -23,26 +23,26 @@ MODULE = re.compile(
     r"|self_attn\.(?:qkv_proj|[qkv]_proj|o_proj)|mlp(?:\.(?:gate_up_proj|gate_proj|up_proj|down_proj))?)|norm)$"
 )
 FOLLOWING = {part for parts in FUSED.values() for part in parts[1:]}  # in the order in which a layer calls them
-INPUTS = {"o_proj": "attention", "down_proj": "activation"}  # the operation whose result a module takes
-ROWS = 256  # whose checksums are computed at a time: int64 copies of all would be four times the activations
+INPUTS = {"o_proj": "attention", "down_proj": "activation"}  # by module: the operation whose result is its input
+ROWS = 256  # rows at a time: int64 copies of all rows would take four times the memory of the activations
 
 Recorded = tuple[int, list[int]]  # a stage's width in elements, and the checksums of its rows
 
 
 @dataclass
 class Stage:
-    """The results of one stage, one a token.
+    """The results of one stage, one per token.
 
     Attributes:
-        width: elements.
-        rows: checksums, int64 (M) of each call.
+        width: number of elements of a row.
+        rows: checksums, int64 (M) for each call.
     """
 
     width: int = 0
     rows: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, x: torch.Tensor, beside: bool) -> None:
-        """Note a result (.., K), of another call or of columns beside those of the last one."""
+        """Add a result (.., K), from another call or with further columns of the last one."""
         x_MK = x.detach().reshape(-1, x.shape[-1])
         if beside:
             self.rows[-1] += checksums(x_MK, self.width)
@@ -53,7 +53,7 @@ class Stage:
 
 
 class Recorder:
-    """Recorder of the stages of one model, from its construction to `close`."""
+    """Records the stages of one model, from its construction to `close`."""
 
     def __init__(self, model: nn.Module):
         self._stages: defaultdict[str, Stage] = defaultdict(Stage)
@@ -64,7 +64,7 @@ class Recorder:
         ]
 
     def close(self) -> dict[str, Recorded]:
-        """Stop recording; return the stages by their names, in the order in which they were computed."""
+        """Stop recording; return the stages by name, in the order of computation."""
         for handle in self._handles:
             handle.remove()
         return {name: (stage.width, torch.cat(stage.rows).tolist()) for name, stage in self._stages.items()}
@@ -83,25 +83,25 @@ class Recorder:
 
 
 def checksums(x_MK: torch.Tensor, first_column: int = 0) -> torch.Tensor:
-    """Compute a checksum int64 (M) of each row's bits and of their places; those of columns side by side add up.
+    """Return a checksum of each row's bits and their positions, int64 (M); the checksums of adjacent columns add up.
 
     Args:
-        x_MK: (M, K) of any dtype of 2 or 4 bytes.
-        first_column: of the part that this is of a row.
+        x_MK: (M, K) with any dtype of 2 or 4 bytes.
+        first_column: index of the first column, if x is a part of the rows.
     """
     bits_MK = x_MK.contiguous().view(torch.int16 if x_MK.element_size() == 2 else torch.int32)
     place_K = torch.arange(first_column, first_column + bits_MK.shape[1], dtype=torch.int64, device=x_MK.device)
-    weight_K = (place_K + 1) * 0x9E3779B97F4A7C1 | 1  # odd, so that every bit of an element counts; wraps, as sums do
+    weight_K = (place_K + 1) * 0x9E3779B97F4A7C1 | 1  # odd, so that every bit counts; sums wrap
     rows = [(part.to(torch.int64) * weight_K).sum(1) for part in bits_MK.split(ROWS)]
     return torch.cat(rows).cpu()
 
 
 def first_difference(engine: Mapping[str, Recorded], ranks: Sequence[Mapping[str, Recorded]], tokens: int) -> str:
-    """Say which stage is the first whose results differ in a sequence of `tokens` tokens, and in which of them.
+    """Describe the first stage whose results differ in a sequence of `tokens` tokens, and the tokens that differ.
 
     Args:
-        engine: stages of its first rank. Those of another width, of which it has a slice, are passed over.
-        ranks: stages of the trainer's; each has all tokens, or they have parts of them in order (Ulysses).
+        engine: stages of the engine's first rank. Stages of which it has only a slice are skipped.
+        ranks: stages of the trainer's ranks; each rank has all tokens, or they have consecutive parts (Ulysses).
     """
     for name, (width, rows) in ranks[0].items():
         other_width, others = engine.get(name, (0, []))

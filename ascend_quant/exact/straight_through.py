@@ -1,5 +1,5 @@
-"""Straight-through estimator: the forward of one function with the backward of another, here the engine's values with
-transformers' gradients at the same inputs (Bengio, Leonard and Courville, 2013)."""
+"""Straight-through estimator (Bengio, Leonard and Courville, 2013): the forward of one function with the backward of
+another, here the engine's values with transformers' gradients at the same inputs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,17 +11,17 @@ Gradients = Callable[..., Sequence[torch.Tensor | None]]
 
 
 def straight_through(engine: Callable[..., torch.Tensor], gradients: Gradients, *tensors: torch.Tensor) -> torch.Tensor:
-    """`engine(*tensors)`, differentiable by `gradients`; outside autocast, as the engine computes.
+    """Return `engine(*tensors)`, differentiable by `gradients`; computed outside of autocast, as in the engine.
 
     Args:
-        gradients: (gradient of the result, *tensors) -> those of the tensors, in their order. The tensors are all that
-            is kept for the backward pass.
+        gradients: maps (gradient of the result, *tensors) to the gradients of the tensors, in order. Only the tensors
+            are saved for the backward pass.
     """
     return _StraightThrough.apply(engine, gradients, *tensors)
 
 
 def gradients_of(reference: Callable[..., torch.Tensor]) -> Gradients:
-    """The vector-Jacobian product of `reference`, which is computed once more for it."""
+    """Return the vector-Jacobian product of `reference`, which is evaluated again for it."""
 
     def gradients(grad: torch.Tensor, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         inputs = [tensor.detach().requires_grad_() for tensor in tensors]

@@ -1,14 +1,14 @@
-"""Upper bounds of q, k and v of a layer, computed from its weights: for KV cache scales before a trainer has sent any.
+"""Upper bounds of q, k and v of a layer, computed from its weights: for KV cache scales before a trainer sends any.
 
-The input of q_proj, k_proj and v_proj is x g, where RMSNorm makes sum(x^2) at most H, its length, and g is the norm's
-weight. So a row w gives at most sqrt(H) |w g| + |bias| (Cauchy and Schwarz), and every row of a matrix is, element by
-element, at most the matrix's column maxima c: sqrt(H) |c g| + |bias| holds for all rows, and c is all that has to be
-kept of a matrix until the norm has come. A norm of q or k by heads leaves at most sqrt(D) max|g|. Rotating pairs of
-elements adds at most sqrt(2), behind such a norm nothing.
+The input of q_proj, k_proj and v_proj is x g, where g is the weight of the RMSNorm, which makes sum(x^2) at most H, the
+length of x. By Cauchy-Schwarz, a row w gives at most sqrt(H) |w g| + |bias|. Every row of a matrix is bounded element
+by element by the column maxima c of the matrix, so sqrt(H) |c g| + |bias| bounds all rows, and only c is stored until
+the norm arrives. A per-head norm of q or k bounds the result by sqrt(D) max|g|. Rotating pairs of elements adds a
+factor of at most sqrt(2), or none after such a norm.
 
-A bound is some ten to some hundred times what is seen. For fp8 that costs little: e4m3 is a floating type, whose
-relative error is the same from 448 down to 2^-6, while a scale that is too small cuts off. Rounding weights and
-activations to int8 is not in it; what it adds is far less than the column maxima give away.
+A bound is ten to a few hundred times the observed amax. This costs little in fp8, since the relative error of e4m3 is
+constant from 448 down to 2^-6, while a scale that is too small clips. The bounds ignore that weights and activations
+are rounded to int8, which adds far less than the column maxima overestimate.
 """
 
 import re
@@ -23,14 +23,14 @@ NORM_BEFORE_ATTENTION = (
     "qwen2_moe",
     "qwen3",
     "qwen3_moe",
-)  # model_type; RMSNorm, as above
+)  # model_type of models with the RMSNorm described above
 PARTS = re.compile(
     r"(?:^|\.)(layers\.\d+)\.(input_layernorm\.weight|self_attn\.(?:[qkv]_proj\.(?:weight|bias)|[qk]_norm\.weight))$"
 )
 
 
 class Bounds:
-    """Bounds of q, k and v from the tensors of a refit, in any order; one row is kept of each.
+    """Bounds of q, k and v from the tensors of a refit, in any order; one row of each is stored.
 
     Args:
         gain: maximum gain of the rotary embedding (above 1 for yarn).
@@ -44,7 +44,7 @@ class Bounds:
         self._seen = {}
 
     def take(self, name: str, tensor: torch.Tensor) -> None:
-        """Add a tensor that a bound needs, asynchronously like a kernel that reads it; other tensors are ignored."""
+        """Add a tensor that a bound needs, asynchronously, like a kernel that reads it; other tensors are ignored."""
         found = PARTS.search(name)
         if found is None or tensor.dim() > 2 or not tensor.numel():
             return
@@ -55,7 +55,7 @@ class Bounds:
         self._seen[f"{found[1]}.{found[2]}"] = kept.to(torch.float32, copy=True).flatten()
 
     def of(self, layer: str) -> torch.Tensor | None:
-        """Bound q, k and v (3,) of attention `layers.N.self_attn`; None if a required tensor is missing."""
+        """Return bounds (3,) of q, k and v of attention `layers.N.self_attn`; None if a required tensor is missing."""
         block, _, attention = layer.rpartition(".")
         norm = self._seen.get(f"{block}.input_layernorm.weight")
         if norm is None or attention != "self_attn":

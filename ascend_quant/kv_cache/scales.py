@@ -9,9 +9,9 @@ A trainer that has observed q, k and v of its step sends them after the weights:
                                                  |k| times a margin, over the largest code
     ascend_quant.kv_scales_age                   int64: steps since they were taken, 0 for those of this step
 
-Otherwise the refit computes bounds from its own weights (bounds.py), for fp8 only. Either way the scales belong to
-the weights in use: every refit writes them, and they are written again after anything resets the engine's buffers. An
-engine with other values in these buffers refuses to serve.
+Otherwise the refit computes bounds from its own weights (bounds.py), for fp8 only. Either way the scales belong to the
+current weights: every refit writes them, and they are written again whenever the engine's buffers are reset. An engine
+with other values in these buffers refuses to serve.
 """
 
 import hashlib
@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Form:
-    """The form of the KV cache scales of one cache dtype.
+    """The scales of one cache dtype.
 
     Attributes:
-        cache: the dtype, as in the option kv_cache.
+        cache: name of the dtype in the option kv_cache.
         kinds: which of queries, keys and values have scales.
         largest: the largest quantized value.
         margin: the factor on the observed amax, since later samples and weights differ.
@@ -50,25 +50,25 @@ class Form:
     by_channel: bool = False
 
 
-# Too small a scale cuts off (half of what is seen trebles the error of log-probabilities), too large a one costs a
-# float nothing (up to 128 times as large, on two small models, see docs/kv_cache.md), but an integer its bits: there 2
-# instead of 1.25 costs 1.6 times the error, and 1 up to twice, where few tokens were seen. NeMo-RL publishes 1.05 over
-# the 99.9 % quantile of micro-batches' maxima (its #1212), for fp8.
+# A scale that is too small clips: half of the observed amax triples the error of log-probabilities. One that is too
+# large costs a float dtype nothing (up to 128 times, on two small models, see docs/kv_cache.md), but an integer dtype
+# its bits: there 2 instead of 1.25 costs 1.6 times the error, and 1 up to twice, if few tokens were observed. NeMo-RL
+# uses 1.05 times the 99.9 % quantile of micro-batch maxima (its #1212), for fp8.
 FP8 = Form("fp8", ("q", "k", "v"), float(FP8_MAX), margin=2.0)
 INT8 = Form("int8", ("k", "v"), float(INT8_MAX), margin=1.25, by_channel=True)
-SMALLEST = 2.0**-40  # a scale of zeros
+SMALLEST = 2.0**-40  # the scale if all values are zero
 AGE = "ascend_quant.kv_scales_age"
 NAME = re.compile(r"(?:^|\.)(layers\.\d+\.\w+)\.attn\.([qkv])_scale$")
 SHOWN = 4  # names that one message lists
 
 
 def scale_of(largest: torch.Tensor, form: Form) -> torch.Tensor:
-    """Compute scales from amax, the largest absolute values, in float32: code = value / scale."""
+    """Return float32 scales for amax: code = value / scale."""
     return (largest.float() * (form.margin / form.largest)).clamp(min=SMALLEST)
 
 
 def sent_name(attention: str, kind: str) -> str:
-    """Return the name of the sent tensor of a scale, for an attention layer such as `model.layers.0.self_attn`."""
+    """Return the name under which a scale is sent, for an attention layer such as `model.layers.0.self_attn`."""
     return f"{attention}.attn.{kind}_scale"
 
 
@@ -77,8 +77,8 @@ class Scales:
     """The KV cache scales of one refit.
 
     Attributes:
-        by_layer: (kinds, channels) float32 on the host for each attention layer, by its name from `layers.` on.
-        age: steps since a trainer measured them; None for bounds from the weights.
+        by_layer: float32 (kinds, channels) on the host, by the attention layer's name from `layers.` on.
+        age: steps since a trainer observed them; None for bounds from the weights.
     """
 
     by_layer: Mapping[str, torch.Tensor] = field(repr=False)
@@ -91,12 +91,12 @@ class Scales:
         return hashlib.sha256(b"\n".join(rows)).hexdigest()[:16]
 
     def as_metrics(self) -> Mapping[str, float]:
-        """Return numbers for a training logger: whether the trainer sent them, or these are bounds."""
+        """Return metrics for a training logger, including whether the trainer sent the scales or they are bounds."""
         return {"kv_scales/sent": int(self.age is not None)}
 
 
 class Buffers(Protocol):
-    """The buffers in which an engine keeps the KV cache scales of one model.
+    """The buffers in which an engine stores the KV cache scales of one model.
 
     Attributes:
         form: the form of its scales.
@@ -128,8 +128,8 @@ class KvScales(Check):
 
     Args:
         buffers: the engine's buffers.
-        bounds: for a refit without sent scales; None for a model without known bounds.
-        kind_of_model: for messages.
+        bounds: bounds for a refit without sent scales; None for a model without known bounds.
+        kind_of_model: description of the model, for messages.
 
     Attributes:
         current: the scales of the last closed refit; None before it, and with dummy weights.
@@ -151,13 +151,13 @@ class KvScales(Check):
         return self.current
 
     def begin(self) -> None:
-        """A refit begins."""
+        """Begin a refit."""
         self._sent, self._age = {}, None
         if self._bounds is not None:
             self._bounds.begin()
 
     def take(self, weights: Iterable[NamedTensor], received: Received) -> Iterable[NamedTensor]:
-        """Return the weights without scales; scales are stored and counted."""
+        """Return the weights without the scales, which are stored and counted."""
         rest = self._without_scales(weights, received)
         return list(rest) if isinstance(weights, (list, tuple)) else rest
 
@@ -172,7 +172,7 @@ class KvScales(Check):
             yield name, tensor
 
     def _keep(self, name: str, tensor: torch.Tensor) -> None:
-        """Copy a tensor of scales (the next bucket may overwrite it), or their age."""
+        """Copy a tensor of scales, since the next bucket may overwrite it, or read their age."""
         wanted, count = (torch.int64, 1) if name == AGE else (torch.float32, self._buffers.channels)
         if tensor.numel() != count or tensor.dtype != wanted:
             raise RefitError(
@@ -194,7 +194,7 @@ class KvScales(Check):
         """End a refit: check its scales, and write them to the engine's buffers.
 
         Raises:
-            RefitError: some are missing, unexpected, of an earlier step, or not valid as divisors.
+            RefitError: scales are missing, unexpected, outdated, or invalid as divisors.
         """
         found = self._those_sent() if self._sent or self._age is not None else self._bounds_of_weights()
         for layer, values in found.by_layer.items():
@@ -252,7 +252,7 @@ class KvScales(Check):
         return digest
 
     def cache_woke(self) -> None:
-        """Write the scales again: vLLM sets all to 1 when the memory of its KV cache wakes up."""
+        """Write the scales again, since vLLM sets all of them to 1 when the memory of its KV cache wakes up."""
         self.write()
 
     def write(self, layer: str | None = None) -> None:
@@ -263,7 +263,7 @@ class KvScales(Check):
             self._why, self.needs_look = None, True
 
     def look(self) -> None:
-        """Read the buffers back, if nobody has since they were written; waits for the device."""
+        """Read the buffers back, unless that was done since they were written; waits for the device."""
         if self.needs_look and self.current is not None:
             self._why, self.needs_look = self._what_is_wrong(), False
 
@@ -272,7 +272,7 @@ class KvScales(Check):
         there = self._buffers.read()
         for layer, values in self.current.by_layer.items():
             for found, wanted in zip(there[layer], self._buffers.kept(values), strict=True):
-                differ = found != wanted  # NaN too
+                differ = found != wanted  # also true for NaN
                 if differ.any():
                     return (
                         f"the KV cache of {layer} has the scales {_shown(found[differ])}, but those of this step are "
@@ -282,7 +282,7 @@ class KvScales(Check):
         return None
 
     def why_not_servable(self) -> str | None:
-        """Return why no request may be served with the scales in the buffers; None if nothing is known against it."""
+        """Return why no request may be served with the scales in the buffers; None if there is no known reason."""
         return self._why
 
 

@@ -3,9 +3,9 @@
     rows of q times s, rows of k over s       in their scales and biases; in the weights where these are BF16
     weights of q_norm and k_norm likewise     where heads have norms behind the projections
 
-All are powers of two, so codes stay, and the model computes the same numbers. Everything is taken from the resident
-tensors once they are complete, so that neither the order of a trainer's tensors nor their buckets matter, and a rank
-needs none but its own; ranks that hold copies of a head find the same factors.
+All factors are powers of two, so codes do not change, and the model computes the same numbers. They are computed from
+the resident tensors once those are complete, so neither the order of a trainer's tensors nor their buckets matter, and
+a rank needs only its own tensors. Ranks with copies of a head compute the same factors.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Attention:
     Attributes:
         name: the layer's name.
         input_norm: weights of the RMSNorm before the projections.
-        qkv: rows of all query heads, then of the key heads, then of the value heads; query heads of a group together.
+        qkv: rows of all query heads, key heads and value heads, in this order; query heads of a group are adjacent.
         bias: bias of these rows.
         q_norm, k_norm: weights of the RMSNorms after the projections, shared by all heads.
         heads, kv_heads, head: number of query heads and of key heads, and head size.
@@ -56,7 +56,7 @@ def why_unknown(model_type: str) -> str | None:
 
 
 def is_served(qkv: ResidentWeight) -> bool:
-    """Return whether each row is stored as a row, and has at most one scale."""
+    """Return whether rows are stored as rows, with at most one scale each."""
     return qkv.layout is None and (not qkv.codes or type(qkv) in (QuantizedWeight, TensorScaledWeight))
 
 
@@ -68,9 +68,8 @@ class KeyBalance(Check):
         why_not: the reason if it is not supported.
 
     Attributes:
-        factors: of the last closed refit, by the layer's name: (kv_heads, head) float32 on the device.
-        cache_since: the number of the refit since which they are these; keys that were cached before have other
-            factors.
+        factors: factors of the last closed refit by layer name, float32 (kv_heads, head) on the device.
+        cache_since: number of the refit that set the current factors; keys that were cached earlier have other factors.
     """
 
     def __init__(self, attentions: Sequence[Attention], why_not: str | None = None):
@@ -86,13 +85,13 @@ class KeyBalance(Check):
         self._moved = [self._digests(), before]
 
     def settle(self, number: int, digest: int) -> int:
-        """Finish the successful refit `number`, and correct the digest for the balanced tensors; waits for the device.
+        """Complete refit `number`, and correct the digest for the balanced tensors; waits for the device.
 
         Args:
             digest: digest of all residents as they were written.
 
         Returns:
-            The digest of all residents as they are.
+            The digest of all residents after balancing.
         """
         if not self._attentions:
             return digest
@@ -105,13 +104,13 @@ class KeyBalance(Check):
         return add_digests(digest, *found, weights=[1, *weights, *(-weight for weight in weights)])
 
     def _digests(self) -> Any:
-        """Start the kernels' digests of the balanced tensors, to be read by `read_digests`."""
+        """Start the digest kernels for the balanced tensors; `read_digests` reads the results."""
         tensors = [tensor for tensor, _ in self._touched]
         return kernels_for(tensors[0].device).digests(tensors) if tensors else None
 
 
 def _touched(one: Attention) -> list[tuple[torch.Tensor, int]]:
-    """Return the tensors that balancing multiplies, each with its weight in the digest of all residents."""
+    """Return the tensors that balancing scales, each with its weight in the digest of all residents."""
     if one.k_norm is not None and one.q_norm is not None:
         return [(norm.data, norm.weight) for norm in (one.q_norm, one.k_norm)]
     of_rows = (one.qkv.scale.view(-1), 3 * one.qkv.weight) if isinstance(one.qkv, QuantizedWeight) else None
@@ -120,7 +119,7 @@ def _touched(one: Attention) -> list[tuple[torch.Tensor, int]]:
 
 
 def _balanced(one: Attention) -> torch.Tensor:
-    """Scale the tensors of one layer; returns its factors (G, D)."""
+    """Scale the tensors of one layer; return its factors (G, D)."""
     keys = slice(one.heads * one.head, (one.heads + one.kv_heads) * one.head)
     bias_N = None if one.bias is None else one.bias.data[keys]
     k_norm_D = None if one.k_norm is None else one.k_norm.data

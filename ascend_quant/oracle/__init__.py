@@ -1,9 +1,9 @@
 """The reference implementation of the schemes in plain PyTorch, float32, on any device. Kernels must agree with it.
 
-weights.py      codes and scales of a weight, and back, and what a layer computes with them: by the scheme's file
-fingerprint.py  digests of bytes
-cache.py        an int8 cache of keys and values, and attention over it
-key_balance.py  factors of the keys' channels for such a cache
+weights.py      quantization and dequantization of weights, and results of layers, as defined by the scheme's file
+fingerprint.py  checksums of bytes
+cache.py        an int8 KV cache, and attention over it
+key_balance.py  SmoothAttention factors of the key channels for such a cache
 
 Shape suffixes: E experts, M tokens, N output channels, K input channels, T experts per token, G groups of a row.
 """

@@ -1,4 +1,5 @@
-"""Quantization and dequantization of weights, and the results of layers, as the scheme's file in `schemes/` defines."""
+"""Quantization and dequantization of weights, and the results of layers, as defined by the scheme's file in
+`schemes/`."""
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +20,8 @@ def quantize(w_NK: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Te
         elements share a scale; float32, or BF16 for int4. Elements that are not finite make their scale not finite.
 
     Raises:
-        UnregisteredScheme: a scheme that nobody registered.
-        ValueError: a scheme without quantization, or K that is not a multiple of its group size.
+        UnregisteredScheme: the scheme is not registered.
+        ValueError: the scheme does not quantize, or K is not a multiple of its group size.
     """
     return definition_of(scheme).quantize(w_NK)
 
@@ -33,7 +34,7 @@ def dequantize(codes_NK: torch.Tensor, scale: torch.Tensor, scheme: Scheme | Non
             block, int4's groups).
 
     Raises:
-        UnregisteredScheme: a scheme that nobody registered.
+        UnregisteredScheme: the scheme is not registered.
     """
     if scheme is None:
         return arithmetic.dequantize(codes_NK, scale)
@@ -46,7 +47,7 @@ def largest_scale(dtype: torch.dtype) -> float:
 
 
 def spoilt_rows(codes_NK: torch.Tensor, scale_N: torch.Tensor) -> torch.Tensor:
-    """Return bool (N): rows of codes and float32 scales that no quantization of finite values gives.
+    """Return bool (N): rows of codes and float32 scales that cannot result from quantizing finite values.
 
     In these rows the scale is negative, not finite, or larger than any BF16 row's; or a code is e4m3's NaN.
     """
@@ -63,10 +64,10 @@ def product(
     scheme: Scheme,
     bias_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x_MK @ w_NK.T + bias_N of a scheme, in float32 (M, N); codes and scales as `quantize` returns them.
+    """Compute x_MK @ w_NK.T + bias_N in float32 (M, N); codes and scales are those of `quantize`.
 
     Raises:
-        UnregisteredScheme: a scheme that nobody registered.
+        UnregisteredScheme: the scheme is not registered.
     """
     return definition_of(scheme).product(x_MK, codes_NK, scale, bias_N)
 
@@ -74,7 +75,7 @@ def product(
 def matmul(
     x_MK: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, bias_N: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The W8A8 product x_MK @ w_NK.T + bias_N of int8, in float32 (M, N)."""
+    """Compute the W8A8 product x_MK @ w_NK.T + bias_N of int8, in float32 (M, N)."""
     return product(x_MK, codes_NK, scale_N, INT8, bias_N)
 
 
@@ -88,7 +89,7 @@ def experts(
     w2_scale_EK: torch.Tensor,
     scheme: Scheme = INT8,
 ) -> torch.Tensor:
-    """A mixture of SwiGLU experts, in float32 (M, K): sum over t of weight * down(silu(gate(x)) * up(x)).
+    """Compute a mixture of SwiGLU experts in float32 (M, K): sum over t of weight * down(silu(gate(x)) * up(x)).
 
     Args:
         weight_MT: routing weight of each of a token's experts.

@@ -4,9 +4,9 @@
     print(apply_fake_quantization(model, "int4_g128", ignore=["re:.*self_attn.*"]))
 
 straight_through.py   dequantize(quantize(w)) with the gradient of the identity
-layers.py             which layers of a model of torch modules: Linear, and experts' tensors
-modules.py            how a layer comes to compute with them, its parameters staying as they are
-variables.py          the same by slime's environment variables
+layers.py             selection of the layers: Linear, and experts' tensors
+modules.py            layers that compute with fake-quantized weights, with unchanged parameters
+variables.py          selection by slime's environment variables
 
 Megatron-core's layers: `ascend_quant.integrations.megatron`. verl: `ascend_quant.integrations.verl.training.qat`.
 """

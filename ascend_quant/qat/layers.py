@@ -1,7 +1,7 @@
 """Selection of the torch modules that are fake-quantized: those that the vLLM plugin quantizes.
 
-Every `nn.Linear` and every module that holds experts in tensors of three dimensions (transformers 5: gate_up_proj or
-up_proj, and down_proj), except for heads, routers and what `ignore` matches. Embeddings and norms are not among them.
+These are every `nn.Linear` and every module with experts in three-dimensional tensors (transformers 5: gate_up_proj or
+up_proj, and down_proj), except for heads, routers and matches of `ignore`. Embeddings and norms are never quantized.
 """
 
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ from ascend_quant.schemes.layer_names import Ignored, Unquantized, keeps_its_dty
 
 
 def apply_fake_quantization(model: nn.Module, scheme: str | Scheme, ignore: Sequence[str] = ()) -> Applied:
-    """Let a model compute with fake-quantized weights; its parameters stay as they are. See `modules.py`.
+    """Make a model compute with fake-quantized weights; its parameters do not change. See `modules.py`.
 
     Args:
-        model: before or after FSDP has wrapped it.
+        model: the model, before or after FSDP has wrapped it.
         scheme: one of `qat.SCHEMES`.
-        ignore: layers that keep their dtype, see `schemes.layer_names`. Give the engine's own, so that both quantize
+        ignore: layers that keep their dtype, see `schemes.layer_names`. Use the engine's list, so that both quantize
             the same layers.
 
     Raises:
         UnknownScheme, ValueError: see `modules.install`.
-        PatternError: `ignore` names a part of what the engine fuses, or nothing.
+        PatternError: a pattern of `ignore` matches only part of a fused layer, or nothing.
     """
     scheme = trainable_scheme(scheme)
     return install(*layers_to_quantize(model, scheme, ignore), scheme)
@@ -36,10 +36,10 @@ def apply_fake_quantization(model: nn.Module, scheme: str | Scheme, ignore: Sequ
 def layers_to_quantize(
     model: nn.Module, scheme: Scheme, ignore: Sequence[str] = ()
 ) -> tuple[list[Candidate], list[str], Unquantized]:
-    """The layers that may be quantized, the names of those that are not to be, and the latter by the engine's names.
+    """Return the layers that may be quantized, the names of ignored ones, and the latter by the engine's names.
 
     Raises:
-        PatternError: as `apply_fake_quantization`.
+        PatternError: see `apply_fake_quantization`.
     """
     find_head = getattr(model, "get_output_embeddings", None)
     head = find_head() if find_head is not None else None
@@ -51,11 +51,11 @@ def layers_to_quantize(
 
 
 def _ignored(model: nn.Module, found: Sequence[Candidate], ignored: Ignored) -> set[str]:
-    """The candidates that are to be ignored; raises PatternError."""
+    """Return the candidates that are ignored; raise PatternError as above."""
     stacks = {one.name: _experts(one) for one in found if _experts(one)}
     layers = layers_of((one.name for one in found), stacks)
     names = {name for name, layer in layers.items() if ignored.covers(layer)}
-    for name, module in named_modules([model]):  # which the engine has among its layers, too
+    for name, module in named_modules([model]):  # which the engine also has as layers
         if isinstance(module, nn.Embedding) or keeps_its_dtype(name):
             ignored.meet(name)
     ignored.check_used(type(model).__name__)
@@ -63,7 +63,7 @@ def _ignored(model: nn.Module, found: Sequence[Candidate], ignored: Ignored) -> 
 
 
 def _experts(one: Candidate) -> int:
-    """Return how many experts a layer's tensors hold; 0 for a linear layer."""
+    """Return the number of experts in a layer's tensors; 0 for a linear layer."""
     w = getattr(one.module, next(iter(one.weights)))
     return w.shape[0] if w.dim() == 3 else 0
 
@@ -86,12 +86,12 @@ def _weights_of(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:
 
 
 def fake_quantize_turned(w_EKN: torch.Tensor, scheme: Scheme, **options) -> torch.Tensor:
-    """Fake-quantize weights whose rows run along the dimension before the last; contiguous, as they are."""
+    """Fake-quantize weights whose rows run along the second-to-last dimension; the result is contiguous."""
     return fake_quantize(w_EKN.transpose(-1, -2), scheme, **options).transpose(-1, -2).contiguous()
 
 
 def _columns_last(module: nn.Module, experts: dict[str, torch.Tensor]) -> bool:
-    """Return whether tensors are (E, output, input): their class tells it, or else the shapes of gated experts."""
+    """Return whether tensors are (E, output, input), by their class, or else by the shapes of gated experts."""
     turned = getattr(module, "is_transposed", None)
     if turned is not None:
         return not turned

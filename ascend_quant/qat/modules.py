@@ -19,7 +19,7 @@ from torch import nn
 from ascend_quant.schemes import Scheme
 from ascend_quant.schemes.layer_names import Unquantized
 
-WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")  # what they add to names
+WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")  # prefixes that wrappers add to names
 
 
 class Weight(NamedTuple):
@@ -35,7 +35,7 @@ class Weight(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A layer that may be fake-quantized, by its name."""
+    """A layer that may be fake-quantized, with its name."""
 
     name: str
     module: nn.Module
@@ -72,7 +72,7 @@ class FakeQuantized:
     fake_quantizers: dict[str, Callable[[torch.Tensor], torch.Tensor]]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        own = vars(self)  # found before nn.Module's parameters
+        own = vars(self)  # takes precedence over nn.Module's parameters
         values = {name: quantize(getattr(self, name)) for name, quantize in self.fake_quantizers.items()}
         hidden = {name: own[name] for name in values if name in own}  # FSDP1 puts its tensors there
         own.update(values)
@@ -146,7 +146,7 @@ def _check(name: str, module: nn.Module, weight: Weight, scheme: Scheme) -> None
 
 @cache
 def _fake_quantized(kind: type[nn.Module]) -> type[nn.Module]:
-    # Its own name: by that Megatron-Bridge knows along which dimension a layer is split, when it sends the weights.
+    # It keeps its name, from which Megatron-Bridge derives the split dimension of a layer when it sends the weights.
     return type(kind.__name__, (FakeQuantized, kind), {})
 
 

@@ -1,5 +1,5 @@
-"""dequantize(quantize(w)) whose gradient is that of w itself (the straight-through estimator of Bengio, Leonard and
-Courville, 2013): rounding has no useful gradient, and the weights that training updates stay in their own precision.
+"""dequantize(quantize(w)) with the gradient of w itself (the straight-through estimator of Bengio, Leonard and
+Courville, 2013): rounding has no useful gradient, and training updates the weights in their own precision.
 
 The values equal those of the engine's codes and scales bit for bit, see `kernels/fallbacks.py`:
     int4   BF16(code * scale)                                   in the dtype of w
@@ -28,7 +28,7 @@ def fake_quantize(w_NK: torch.Tensor, scheme: str | Scheme, group: dist.ProcessG
             that of the whole row, so all ranks must call this together. None if w has whole rows.
 
     Raises:
-        UnknownScheme: naming the valid ones.
+        UnknownScheme: the scheme is not supported; the message names those that are.
         ValueError: K is not a multiple of the scheme's group size.
         TypeError: a DTensor.
     """
@@ -41,7 +41,7 @@ def fake_quantize(w_NK: torch.Tensor, scheme: str | Scheme, group: dist.ProcessG
 
 
 def trainable_scheme(scheme: str | Scheme) -> Scheme:
-    """Return the scheme; raises UnknownScheme if fake quantization does not support it."""
+    """Return the scheme; raise UnknownScheme if fake quantization does not support it."""
     name = scheme.name if isinstance(scheme, Scheme) else scheme
     if name not in SCHEMES:
         raise UnknownScheme(f"fake quantization does not support scheme {name!r}; supported: {', '.join(SCHEMES)}")
@@ -61,7 +61,8 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def _absmax_of_whole_rows(w_NK: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return float32 (..., N); Inf if any rank has a NaN, which the maximum of some backends would lose."""
+    """Return the absmax over all ranks, float32 (..., N); Inf if any rank has a NaN, since some backends' max drops
+    it."""
     absmax_N = w_NK.to(torch.bfloat16).abs().amax(-1).float().nan_to_num(nan=math.inf, posinf=math.inf)
     dist.all_reduce(absmax_N, dist.ReduceOp.MAX, group=group)
     return absmax_N

@@ -12,7 +12,7 @@ SCHEMES = {"32": "int4_g32", "128": "int4_g128"}
 
 
 class QatVariableError(ValueError):
-    """A variable of INT4 fake quantization has an invalid value."""
+    """Raised if a variable of INT4 fake quantization has an invalid value."""
 
 
 def scheme_of_environment(environment: Mapping[str, str]) -> str | None:

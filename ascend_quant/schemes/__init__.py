@@ -1,9 +1,9 @@
 """Quantization schemes by name. Each file has one family of schemes and registers them.
 
-scheme.py       the row that names a scheme, and the numbers of rules
-definition.py   what a family defines
-registry.py     what is registered; names of what keys and values are kept in
-arithmetic.py   what families share
+scheme.py       the dataclass that describes a scheme, and constants
+definition.py   base class of a family's definition
+registry.py     registered schemes; names of KV cache dtypes
+arithmetic.py   arithmetic shared by the families
 layer_names.py  layers that are quantized or ignored, by the names of checkpoints, trainers and engines
 tensors.py      dtypes of the weights that are quantized; a layer's experts, stacked or one by one
 int8.py, fp8.py, fp8_block.py, int4.py, bf16.py

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Bf16(Definition):
-    """No codes, no scales."""
+    """A scheme without codes and scales."""
 
     def quantize(self, w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Raises ValueError."""
+        """Raise ValueError, since this scheme does not quantize."""
         raise ValueError(f"scheme {self.scheme.name} does not quantize weights")
 
     def rounded(self, w_NK: torch.Tensor, absmax_N: torch.Tensor | None = None) -> torch.Tensor:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 PER_TOKEN = "dynamic per-token activations"
-SAFETENSORS = {  # torch's names of dtypes: what files call them
+SAFETENSORS = {  # safetensors' name of a dtype, by torch's
     "int8": "I8",
     "uint8": "U8",
     "float8_e4m3fn": "F8_E4M3",
@@ -35,13 +35,14 @@ class Scales(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """The names of a scheme in checkpoints, in the words of compressed-tensors.
+    """The names of a scheme in checkpoints, in the terms of compressed-tensors.
 
     Attributes:
-        format: of the whole checkpoint, such as int-quantized.
+        format: format of the whole checkpoint, such as int-quantized.
         type: int or float.
         strategy: which weights share a scale: channel, tensor or group.
-        activations: fields of input_activations beside the bits, the type and `symmetric`; None leaves them alone.
+        activations: fields of input_activations besides the bits, the type and `symmetric`; None if activations are not
+            quantized.
         scale_dtype: its name in config.json; None if the format implies it.
         formats: the formats of `convert` that can store the scheme.
         no_experts: those of `formats` whose readers do not support experts.
@@ -61,12 +62,12 @@ class Definition:
 
     Attributes:
         codes_dtype: torch's name for the dtype of the quantized weights; None if weights keep their dtype.
-        bits: of a code in memory and in files.
+        bits: bits per code in memory and in files.
         kind: the kernels' name for this quantization (`kernels.writes.RowWrite.kind`); None if they call `quantize`
             instead, with a few whole rows at a time; then each row may have any number of scales (N, S).
-        largest: the code of a tile's largest magnitude if scale = absmax / largest, which lets `convert` work in place;
-            None if only `quantize` can compute the scale.
-        rounds: whether codes are whole numbers.
+        largest: the code of a tile's absmax if scale = absmax / largest, which lets `convert` work in place; None if
+            only `quantize` can compute the scale.
+        rounds: whether codes are integers.
         stored: its names in checkpoints; None if no format can store it.
     """
 
@@ -93,7 +94,7 @@ class Definition:
         return SAFETENSORS[self.codes_dtype]
 
     def quantize(self, w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Codes (..., N, K) and scales of a weight, which is rounded to BF16 first; see `oracle.quantize`."""
+        """Return codes (..., N, K) and scales of a weight, which is rounded to BF16 first; see `oracle.quantize`."""
         raise NotImplementedError(f"scheme {self.scheme.name} does not define quantize")
 
     def dequantize(self, codes_NK: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -118,20 +119,20 @@ class Definition:
         """Return the weight's values in GEMMs, in float32 (N, K).
 
         Args:
-            absmax_N: the largest magnitude among all weights that share a scale with each row, if that is more than the
-                row; ignored if scales are not per row.
+            absmax_N: absmax of all weights that share a scale with each row, if these are more than the row; ignored if
+                scales are not per row.
         """
         return self.served(*self.quantize(w_NK))
 
     def product(
         self, x_MK: torch.Tensor, codes_NK: torch.Tensor, scale: torch.Tensor, bias_N: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """float32 (M, N): x_MK @ w_NK.T + bias_N, the sum over K in float64."""
+        """Compute x_MK @ w_NK.T + bias_N in float32 (M, N), with the sum over K in float64."""
         out_MN = (self.activation(x_MK).double() @ self.served(codes_NK, scale).double().T).float()
         return out_MN if bias_N is None else out_MN + bias_N.float()
 
     def takes(self, columns: int) -> bool:
-        """Return whether the scheme can hold rows of K = `columns` elements."""
+        """Return whether the scheme supports rows of K = `columns` elements."""
         return not (self.scheme.group and columns % self.scheme.group)
 
     def scales(self, rows: int, columns: int) -> Scales:

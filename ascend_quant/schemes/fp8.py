@@ -1,4 +1,4 @@
-"""fp8 and fp8_tensor, W8A8 in float8_e4m3fn: scale = absmax / 448 of a row, or of the whole tensor; tokens by rows."""
+"""fp8 and fp8_tensor, W8A8 in float8_e4m3fn: scale = absmax / 448 per row or per tensor; activations per token."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Fp8(Definition):
         return dequantize(*quantize_fp8_tokens(x_MK))
 
     def rounded(self, w_NK: torch.Tensor, absmax_N: torch.Tensor | None = None) -> torch.Tensor:
-        """Round w to fp8 and back, by rows or by `absmax_N`: a tensor's amax is then that of each of its rows."""
+        """Round w to fp8 and back, by rows or with `absmax_N`: a tensor's absmax is then that of each of its rows."""
         from ascend_quant.schemes.arithmetic import dequantize, quantize_fp8_rows
 
         return dequantize(*quantize_fp8_rows(w_NK, absmax_N))
@@ -45,8 +45,8 @@ class Fp8(Definition):
 
 
 class Fp8Tensor(Fp8):
-    """float8_e4m3fn codes (..., N, K), one float32 scale (...) a matrix; a resident weight has it for each row, since
-    serving kernels take a vector, and a parameter may consist of several tensors."""
+    """float8_e4m3fn codes (..., N, K), one float32 scale (...) per matrix. A resident weight repeats it for each row,
+    since serving kernels expect a vector, and a parameter may consist of several tensors."""
 
     kind = "fp8_tensor"
     stored = Stored(
@@ -55,7 +55,7 @@ class Fp8Tensor(Fp8):
         "tensor",
         TOKENS,
         formats=("compressed-tensors", "fp8"),
-        no_experts=("compressed-tensors",),  # vLLM 0.28 takes these experts with static activations alone
+        no_experts=("compressed-tensors",),  # vLLM 0.28 supports such experts only with static activations
     )
 
     def quantize(self, w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

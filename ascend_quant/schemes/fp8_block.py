@@ -1,5 +1,5 @@
-"""fp8_block, blockwise W8A8 in float8_e4m3fn as DeepSeek's: a scale, absmax / 448, for every 128 x 128 weights and
-for every 128 activations of a token."""
+"""fp8_block, blockwise W8A8 in float8_e4m3fn as in DeepSeek's models: scale = absmax / 448 per 128x128 block of
+weights, and per 128 activations of a token."""
 
 from __future__ import annotations
 

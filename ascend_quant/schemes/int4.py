@@ -1,8 +1,8 @@
-"""int4_g128 and int4_g32, W4A16: scale = BF16(absmax / 7) of a group of a row's neighbours, code =
-round_half_even(value / scale), clamped to [-7, 7]; activations stay.
+"""int4_g128 and int4_g32, W4A16: scale = BF16(absmax / 7) per group of adjacent elements of a row, code =
+round_half_even(value / scale), clamped to [-7, 7]; activations are not quantized.
 
-The scale is BF16 because serving kernels multiply in BF16: what they compute with is then BF16(code * scale), which
-training can repeat to the bit.
+The scale is BF16 because serving kernels multiply in BF16: their weight is BF16(code * scale), which training can
+reproduce exactly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Int4(Definition):
     stored = Stored("pack-quantized", "int", "group", None)
 
     def quantize(self, w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """ValueError where K is no multiple of the group."""
+        """Quantize a weight; raise ValueError if K is not a multiple of the group."""
         from ascend_quant.schemes.arithmetic import quantize_groups
 
         return quantize_groups(w_NK, self.scheme.group)

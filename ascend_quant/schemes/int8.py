@@ -1,4 +1,4 @@
-"""int8, W8A8: scale = absmax / 127 of a row, code = round_half_even(value / scale); tokens likewise, as they come."""
+"""int8, W8A8: scale = absmax / 127 per row, code = round_half_even(value / scale); activations per token, dynamic."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Int8(Definition):
     def product(
         self, x_MK: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, bias_N: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The sum over K of integer products is exact: float64 holds it for K below 2**38."""
+        """Compute the product, whose sum over K is exact: float64 holds it for K below 2**38."""
         from ascend_quant.schemes.arithmetic import quantize_rows, scaled_product
 
         return scaled_product(*quantize_rows(x_MK), codes_NK, scale_N.float(), bias_N)

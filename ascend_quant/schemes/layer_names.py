@@ -6,8 +6,9 @@
     self_attn.q_a_proj, kv_a_proj_with_mqa                        self_attn.fused_qkv_a_proj
     mlp.experts.N.gate_proj.., or stacks in mlp.experts           mlp.experts
 
-A pattern of `ignore` (a full name, or "re:" and a regular expression from a name's beginning) means a layer by any of
-these names. What the engine fuses is quantized as a whole or not at all, so a pattern for a part of it is an error.
+A pattern of `ignore` (a full name, or "re:" and a regular expression that matches from the beginning of a name) may use
+any of these names. A fused layer is quantized as a whole or not at all, so a pattern that matches only a part of it is
+an error.
 """
 
 import re
@@ -17,14 +18,14 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import NamedTuple
 
-HEAD = "lm_head"  # a tied one is no tensor of a checkpoint, but a layer all the same
-HEADS = (HEAD, "output_layer")  # the last part of a layer's name, as in:
+HEAD = "lm_head"  # a layer even if it is tied, and therefore not in a checkpoint
+HEADS = (HEAD, "output_layer")  # last component of a layer's name
 ROUTERS = ("gate", "router", "shared_expert_gate")
 BUILT_PLAIN = (
     "eh_proj",
     "indexer.wk",
     "indexer.weights_proj",
-)  # the end of one: vLLM builds these without quantization
+)  # last component; vLLM builds these without quantization
 FUSED = {  # vLLM's packed_modules_mapping
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -35,7 +36,7 @@ FUSED = {  # vLLM's packed_modules_mapping
 FUSED_INTO = {part: fused for fused, parts in FUSED.items() for part in parts}
 EXPERT = re.compile(r"(?P<experts>(.*\.)?experts)\.\d+\..+")
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")  # of an expert
-MEGATRON = {  # the part of a name within its layer -> in the checkpoint, as megatron-core's bridges pair them
+MEGATRON = {  # component of a name in a decoder layer -> checkpoint names, as in megatron-core's bridges
     r"self_attention\.linear_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     r"self_attention\.linear_q_proj": ("self_attn.q_proj",),
     r"self_attention\.linear_q_down_proj": ("self_attn.q_a_proj",),
@@ -52,15 +53,15 @@ SHOWN = 8  # names that one message lists
 
 
 class PatternError(ValueError):
-    """A pattern of `ignore` that is none, or names a part of what the engine fuses, or nothing; says which."""
+    """Raised for a pattern of `ignore` that is invalid, matches nothing, or matches only part of a fused layer."""
 
 
 class Layer(NamedTuple):
     """A layer that is quantized as a whole or not at all.
 
     Attributes:
-        name: the engine's name of it.
-        parts: of each tensor of a checkpoint that it is made of, all names that it goes by, its own the first.
+        name: the engine's name of the layer.
+        parts: for each checkpoint tensor of the layer, all its names, its own first.
     """
 
     name: str
@@ -68,10 +69,10 @@ class Layer(NamedTuple):
 
 
 def layer_of(name: str, fused: Mapping[str, Sequence[str]] = FUSED) -> Layer:
-    """A layer by the engine's name.
+    """Return a layer by the engine's name.
 
     Args:
-        fused: parts by the last part of a fused layer's name, of this engine's model, where `FUSED` has none.
+        fused: parts of fused layers of this engine's model that `FUSED` lacks, by the last component of the name.
     """
     owner, dot, leaf = name.rpartition(".")
     parts = [f"{owner}{dot}{part}" for part in FUSED.get(leaf) or fused.get(leaf) or (leaf,)]
@@ -79,17 +80,17 @@ def layer_of(name: str, fused: Mapping[str, Sequence[str]] = FUSED) -> Layer:
 
 
 def experts_of(name: str, count: int) -> Layer:
-    """A layer's experts by the name of all of them."""
+    """Return the experts of a layer as one layer, by their common name."""
     parts = (f"{name}.{expert}.{projection}" for expert in range(count) for projection in PROJECTIONS)
     return Layer(name, tuple(_names_of_expert(name, part) for part in parts))
 
 
 def layers_of(names: Iterable[str], stacks: Mapping[str, int] = MappingProxyType({})) -> dict[str, Layer]:
-    """Map names of a checkpoint, a trainer or an engine to the engine's layers; several names may share one.
+    """Map names of a checkpoint, a trainer or an engine to the engine's layers; several names may map to one.
 
     Args:
-        names: all of a model: a layer is a part of a fused one where the other parts are there too.
-        stacks: those that are all experts of a layer, and how many these are.
+        names: all names of a model: a layer is part of a fused one if the other parts exist too.
+        stacks: names that stand for all experts of a layer, with their number.
     """
     present = dict.fromkeys(names)
     experts: dict[str, list[str]] = {}
@@ -112,11 +113,12 @@ def layers_of(names: Iterable[str], stacks: Mapping[str, int] = MappingProxyType
 
 
 def from_megatron(part: str, layer: int) -> list[str]:
-    """Return the checkpoint names of a module of Megatron's decoder layer: several if it is fused, none if no layer.
+    """Return the checkpoint names of a module of Megatron's decoder layer: several if it is fused, none if it is no
+    layer.
 
     Args:
-        part: its name within the decoder layer.
-        layer: the layer's number in the whole model, from 0.
+        part: name of the module within the decoder layer.
+        layer: index of the decoder layer in the whole model, from 0.
     """
     return [
         f"model.layers.{layer}.{found.expand(name)}"
@@ -127,22 +129,22 @@ def from_megatron(part: str, layer: int) -> list[str]:
 
 
 def keeps_its_dtype(name: str) -> bool:
-    """Return whether `ignore` need not name it: lm_head, routers, layers that vLLM builds unquantized by itself."""
+    """Return whether a layer is never quantized: lm_head, routers, and layers that vLLM always builds unquantized."""
     return name.rpartition(".")[2] in (*ROUTERS, *HEADS) or f".{name}".endswith(tuple(f".{one}" for one in BUILT_PLAIN))
 
 
 def _names_of_expert(experts: str, name: str) -> tuple[str, ...]:
-    """Return all names of an expert's tensor: its own, its fused one's, the stack's, and all experts'."""
+    """Return all names of an expert's tensor: its own, the fused layer's, the stack's, and that of all experts."""
     owner, _, leaf = name.rpartition(".")
     fused = FUSED_INTO.get(leaf, leaf)
     return tuple(dict.fromkeys((name, f"{owner}.{fused}", f"{experts}.{fused}", experts)))
 
 
 class Ignored:
-    """The patterns of `ignore`, and which of them have meant anything.
+    """The patterns of `ignore`, and which of them have matched a name.
 
     Raises:
-        PatternError: a regular expression that is none.
+        PatternError: a regular expression is invalid.
     """
 
     def __init__(self, patterns: Iterable[str] = ()):
@@ -153,7 +155,7 @@ class Ignored:
         self._met: dict[str, bool] = {}
 
     def meet(self, name: str) -> bool:
-        """Return whether a pattern means this name; every pattern that does is then known to be of use."""
+        """Return whether a pattern matches this name; all matching patterns are marked as used."""
         if name not in self._met:
             found = {one for one, expression in self.expressions.items() if expression.match(name)}
             found |= self._plain & {name}
@@ -165,9 +167,9 @@ class Ignored:
         """Return whether a layer is not quantized.
 
         Raises:
-            PatternError: a part of it is.
+            PatternError: only a part of it is.
         """
-        meant = {part[0]: any([self.meet(name) for name in part]) for part in layer.parts}  # all, to know what is used
+        meant = {part[0]: any([self.meet(name) for name in part]) for part in layer.parts}  # marks all used
         if all(meant.values()) or not any(meant.values()):
             return all(meant.values())
         named, others = ([one for one in meant if meant[one] is wanted] for wanted in (True, False))
@@ -177,25 +179,25 @@ class Ignored:
         )
 
     def among(self, layers: Mapping[str, Layer], of: str) -> set[str]:
-        """The names of those that are not quantized, of all layers of a model, see `layers_of`.
+        """Return the names of the unquantized layers among all layers of a model, see `layers_of`.
 
         Raises:
-            PatternError: what `covers` and `check_used` raise.
+            PatternError: see `covers` and `check_used`.
         """
         found = {name for name, layer in layers.items() if self.covers(layer)}
         self.check_used(of)
         return found
 
     def unused(self) -> list[str]:
-        """The patterns that have meant no name so far."""
+        """Return the patterns that have not matched a name so far."""
         return [one for one in self.patterns if one not in self._used]
 
     def check_used(self, of: str, elsewhere: Iterable[Sequence[str]] = ()) -> None:
-        """Raise PatternError if a pattern has meant nothing: it is misspelt.
+        """Raise PatternError if a pattern has matched nothing, since it is misspelt.
 
         Args:
-            of: whose names have been met.
-            elsewhere: what was unused on other ranks, which hold other layers.
+            of: description of the model, for the message.
+            elsewhere: patterns unused on other ranks, which have other layers.
         """
         self.meet(HEAD)
         if unused := [one for one in self.unused() if all(one in others for others in elsewhere)]:
@@ -208,11 +210,11 @@ class Ignored:
 
 @dataclass(frozen=True)
 class Unquantized:
-    """The layers that are not quantized though their kind is; without those of `keeps_its_dtype`, which never are.
+    """The unquantized layers of kinds that are quantized, without those of `keeps_its_dtype`, which never are.
 
     Attributes:
-        scheme: what the others are quantized to.
-        names: the engine's, sorted.
+        scheme: scheme of the other layers.
+        names: the engine's names, sorted.
     """
 
     scheme: str
@@ -220,20 +222,20 @@ class Unquantized:
 
     @classmethod
     def of(cls, scheme: str, names: Iterable[str]) -> "Unquantized":
-        """Make it from names, as `layers_of` takes them, of all layers that are not quantized."""
+        """Create it from the names, as in `layers_of`, of all unquantized layers."""
         layers = layers_of(name for name in names if not keeps_its_dtype(name))
         return cls(scheme, tuple(sorted({layer.name for layer in layers.values()})))
 
     @property
     def digest(self) -> str:
-        """16 hex digits of the SHA-256 of scheme and names."""
+        """The first 16 hex digits of the SHA-256 of scheme and names."""
         return sha256("\n".join((self.scheme, *self.names)).encode()).hexdigest()[:16]
 
     def __repr__(self) -> str:
         return f"{len(self.names)} layers ({self.digest}){': ' if self.names else ''}{_listed(self.names)}"
 
     def differences(self, trainer: "Unquantized") -> list[str]:
-        """The layers that a trainer quantizes and this engine does not, or the other way, in words."""
+        """Describe the layers that the trainer quantizes and this engine does not, or vice versa."""
         if trainer.digest == self.digest:
             return []
         found = [f"{name} only in the engine" for name in self.names if name not in trainer.names]
@@ -242,7 +244,7 @@ class Unquantized:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The tensors that the engine's own loader leaves out by design, by the names that they came under, sorted."""
+    """The tensors that the engine's own loader skips by design, by the names under which they were sent, sorted."""
 
     names: tuple[str, ...] = ()
 

@@ -1,4 +1,4 @@
-"""Registry of schemes by name, to which each family's file adds its own, and names of KV cache dtypes."""
+"""Registry of schemes by name, to which each family's file adds its own, and the names of KV cache dtypes."""
 
 from typing import TypeVar
 
@@ -6,33 +6,33 @@ from ascend_quant.schemes.definition import Definition
 from ascend_quant.schemes.scheme import Scheme
 
 Defined = TypeVar("Defined", bound=Definition)
-KV_CACHES = ("auto", "int8", "fp8")  # of keys and values, that the option kv_cache names
+KV_CACHES = ("auto", "int8", "fp8")  # values of the option kv_cache
 
 
 class UnknownScheme(ValueError):
-    """A scheme name that this version does not have."""
+    """Raised for a scheme name that this version does not have."""
 
 
 class UnregisteredScheme(UnknownScheme):
-    """A scheme that has no definition, or another one than that registered under its name."""
+    """Raised for a scheme without a definition, or with another one than that registered under its name."""
 
 
 class DuplicateScheme(ValueError):
-    """A second definition under a name that is taken."""
+    """Raised for a second definition under the same name."""
 
 
 SCHEMES: dict[str, Scheme] = {}
-OF_ROWS = ("row", "group")  # what can share scales where rows are quantized a few at a time
+OF_ROWS = ("row", "group")  # elements that can share a scale if rows are quantized a few at a time
 _DEFINITIONS: dict[str, Definition] = {}
-ALIASES = {"fp8_block:128x128": "fp8_block"}  # the one block that engines have kernels for
+ALIASES = {"fp8_block:128x128": "fp8_block"}  # the only block size for which engines have kernels
 
 
 def register(definition: Defined) -> Defined:
-    """Make a scheme known by its name; returns the definition.
+    """Make a scheme known by its name; return the definition.
 
     Raises:
         DuplicateScheme: the name is taken.
-        ValueError: kernels have no word for what it does, and rows do not have scales of their own.
+        ValueError: kernels have no such kind of quantization, and rows do not have their own scales.
     """
     name = definition.scheme.name
     if name in _DEFINITIONS or name in ALIASES:
@@ -48,10 +48,10 @@ def register(definition: Defined) -> Defined:
 
 
 def get_scheme(name: str) -> Scheme:
-    """The scheme called `name`.
+    """Return the scheme called `name`.
 
     Raises:
-        UnknownScheme: naming the valid ones.
+        UnknownScheme: there is no such scheme; the message names the valid ones.
     """
     name = ALIASES.get(name, name)
     if name not in SCHEMES:
@@ -63,7 +63,8 @@ def definition_of(scheme: Scheme) -> Definition:
     """Return the registered definition of a scheme.
 
     Raises:
-        UnregisteredScheme: nothing was, or another scheme under this name; naming what is there.
+        UnregisteredScheme: no scheme, or another one, is registered under this name; the message lists the registered
+            schemes.
     """
     found = _DEFINITIONS.get(scheme.name)
     if found is None or (found.scheme is not scheme and found.scheme != scheme):
@@ -73,8 +74,8 @@ def definition_of(scheme: Scheme) -> Definition:
 
 
 def no_cache_on_cpus(cache: str) -> str | None:
-    """Return why vLLM's engine on this CPU has no such KV cache; None if it has."""
-    import torch  # who asks for the names alone does without
+    """Return why vLLM's engine on this CPU does not support such a KV cache; None if it does."""
+    import torch  # imported here, since the names alone need no torch
 
     if cache == "int8":
         return "vLLM's attention for CPUs stores BF16 or FP8"

@@ -1,14 +1,14 @@
-"""Tensors as trainers send them and files hold them: dtypes, and a layer's experts stacked or one by one."""
+"""Tensors as sent by trainers and stored in files: dtypes, and a layer's experts, stacked or single."""
 
 from collections.abc import Iterator
 
 import torch
 
-FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # float64 if its values are finite in BF16
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # float64 only if finite in BF16
 
 
 def one_by_one(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensor itself, or a stack's experts by the names that checkpoints give them.
+    """Return the tensor itself, or the experts of a stack under their checkpoint names.
 
     Args:
         tensor: a stack of experts is (E, 2 * intermediate, hidden) for gate_up_proj, (E, hidden, intermediate) for
