@@ -13,7 +13,7 @@ def main() -> None:
     """The console script.
 
     Raises:
-        ModuleNotFoundError: what is missing is neither the commands' nor the engine's.
+        ModuleNotFoundError: a missing module belongs neither to the commands nor to the engine.
     """
     try:
         from ascend_quant.commands.app import app

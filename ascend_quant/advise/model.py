@@ -1,7 +1,7 @@
-"""A decoder's sizes, from its config.json, and the load of one engine, which a recipe may give, for `advise`.
+"""A decoder's sizes, from its config.json, and the load of one engine, which a recipe may define, for `advise`.
 
 Supported are decoders with full attention and GQA, dense or with experts in every layer. Other models are refused,
-since a guessed size would look like a fact.
+since guessed sizes would be misleading.
 """
 
 import re
@@ -13,12 +13,12 @@ from typing import Any
 from ascend_quant.advise import AdviceError
 from ascend_quant.files.documents import BadDocument, read_json, read_yaml
 
-BF16, CODE, SCALE = 2, 1, 4  # bytes: an element, an 8-bit code, a float32 scale
+BF16, CODE, SCALE = 2, 1, 4  # bytes of a BF16 element, an 8-bit code, and a float32 scale
 FULL_ATTENTION = "full_attention"
 DENSE = ("llama", "mistral", "qwen2", "qwen3", "granite", "olmo2", "seed_oss", "glm4")
 EXPERTS = ("mixtral", "olmoe", "qwen3_moe")
-TRAIN_BATCH_SIZE = 1024  # verl's
-SHIPPED = Path(__file__).parents[2] / "configs" / "recipes"  # of a checkout, or of an image
+TRAIN_BATCH_SIZE = 1024  # verl's default
+SHIPPED = Path(__file__).parents[2] / "configs" / "recipes"  # in a checkout or an image
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 Matrix = tuple[int, int]  # K, N of x_MK @ w_NK.T
@@ -26,13 +26,13 @@ Matrix = tuple[int, int]  # K, N of x_MK @ w_NK.T
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder, or the share of it that one of several devices holds.
+    """A decoder, or one device's share of it.
 
     Attributes:
-        tied: whether the head's weight is the embedding.
+        tied: whether the head is tied to the embedding.
         width: intermediate size of the MLP, or of one expert.
-        experts: of each layer; 0 in a dense model.
-        top_k: experts that a token goes to.
+        experts: number of experts per layer; 0 in a dense model.
+        top_k: number of experts per token.
     """
 
     hidden: int
@@ -47,18 +47,18 @@ class Model:
     top_k: int = 0
 
     def attention(self) -> tuple[Matrix, Matrix]:
-        """The projections of one layer: queries, keys and values in one product, and the output."""
+        """The projections of one layer: fused queries, keys and values, and the output."""
         queries = self.heads * self.head_dim
         return (self.hidden, queries + 2 * self.kv_heads * self.head_dim), (queries, self.hidden)
 
     def mlp(self) -> tuple[Matrix, Matrix]:
-        """Gate and up in one product, and down; of one expert where there are some."""
+        """Gate and up in one product, and down; of one expert if there are experts."""
         return (self.hidden, 2 * self.width), (self.width, self.hidden)
 
     def weight_bytes(self, scheme: str) -> int:
-        """Bytes of the weights; an INT8 matrix has a code for each element and a float32 scale for each row.
+        """Return the size of the weights in bytes; an INT8 matrix has one byte per element and a float32 scale per row.
 
-        Embedding, head and routers stay BF16. Norms and biases, 0.01 % of all, are left out.
+        Embedding, head and routers stay BF16. Norms and biases (0.01 %) are ignored.
         """
         kept = (1 if self.tied else 2) * self.vocab * self.hidden + self.layers * self.hidden * self.experts
         matrices = [*self.attention(), *(self.experts or 1) * self.mlp()]
@@ -66,15 +66,17 @@ class Model:
         return BF16 * kept + self.layers * sum((item * k + scale) * n for k, n in matrices)
 
     def cache_bytes(self, cache: str) -> int:
-        """Bytes of the keys and values of one token; an INT8 cache has a float32 scale for each head of either."""
+        """Return the bytes of one token's keys and values; an INT8 cache has a float32 scale for each head of
+        either."""
         head = BF16 * self.head_dim if cache == "bf16" else CODE * self.head_dim + SCALE
         return self.layers * 2 * self.kv_heads * head
 
     def on_each_of(self, devices: int) -> "Model":
-        """The share of one of so many tensor-parallel devices; heads of keys are repeated where there are too few.
+        """Return one device's share with this tensor-parallel size; key/value heads are replicated if there are too
+        few.
 
         Raises:
-            AdviceError: heads or widths cannot be split like that.
+            AdviceError: heads or widths are not divisible.
         """
         if self.heads % devices or self.width % devices or (self.kv_heads % devices and devices % self.kv_heads):
             sizes = f"{self.heads} heads, {self.kv_heads} key-value heads and an intermediate size of {self.width}"
@@ -89,10 +91,10 @@ class Model:
 
 
 def read_model(place: str) -> Model:
-    """The model in a folder, in a config.json, or on the Hugging Face hub, of which config.json alone is fetched.
+    """Read a model's sizes from a folder, a config.json, or the Hugging Face hub (only config.json is downloaded).
 
     Raises:
-        AdviceError: there is none, or it is not one that `model_of` knows.
+        AdviceError: there is no model, or `model_of` does not support it.
     """
     from huggingface_hub import hf_hub_download
 
@@ -101,7 +103,7 @@ def read_model(place: str) -> Model:
         if HUB_ID.fullmatch(place) and not path.exists():
             path = Path(hf_hub_download(place, "config.json"))
         return model_of(read_json(path / "config.json" if path.is_dir() else path))
-    except (OSError, ValueError) as error:  # each of the hub's own errors is one or the other
+    except (OSError, ValueError) as error:  # the hub's errors are subclasses of these
         if isinstance(error, AdviceError):
             raise
         wanted = "give a folder, a config.json, a hub id or a recipe's .yaml file"
@@ -109,10 +111,10 @@ def read_model(place: str) -> Model:
 
 
 def model_of(config: Mapping[str, Any]) -> Model:
-    """The sizes in a Hugging Face config.
+    """Return the sizes in a Hugging Face config.
 
     Raises:
-        AdviceError: naming the field that is missing, wrong, or not understood.
+        AdviceError: a field is missing, wrong, or not supported; the message names it.
     """
     kind = config.get("model_type")
     if kind not in DENSE + EXPERTS:
@@ -147,7 +149,7 @@ def model_of(config: Mapping[str, Any]) -> Model:
 
 
 def _size(config: Mapping[str, Any], *keys: str, default: int | None = None) -> int:
-    """A whole number under the first of these names that the file has."""
+    """Return the integer under the first of these keys that the file has."""
     key = next((key for key in keys if config.get(key) is not None), keys[0])
     value = default if config.get(key) is None else config[key]
     if type(value) is not int or value < 1:
@@ -160,10 +162,10 @@ class Workload:
     """A batch of rollouts in one engine.
 
     Attributes:
-        tp: devices that share each layer.
+        tp: tensor-parallel size.
         batch: sequences in flight.
-        inputs, outputs: tokens of a prompt and of an answer.
-        memory: share of a device's memory that the engine is given.
+        inputs, outputs: tokens per prompt and per answer.
+        memory: fraction of device memory for the engine (`gpu_memory_utilization`).
     """
 
     tp: int = 1
@@ -174,12 +176,12 @@ class Workload:
 
 
 def read_recipe(file: Path) -> tuple[str, Workload]:
-    """The model, and the load of one engine where every answer is as long as the recipe allows; `extends` is followed.
+    """Return a recipe's model and the load of one engine if every answer has the maximum length; follows `extends`.
 
     `./run.sh train` checks whether the recipe is valid.
 
     Raises:
-        AdviceError: the file, or one that it extends, is missing, is no YAML, or lacks a field that is needed here.
+        AdviceError: the file, or one that it extends, is missing, is not YAML, or lacks a required field.
     """
     recipe = _read(file)
     try:
@@ -218,6 +220,6 @@ def _read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Both; where both have a value, it is that of `above`."""
+    """Merge two mappings; `above` has priority."""
     nested = {key: _merged(below.get(key) or {}, value) for key, value in above.items() if isinstance(value, dict)}
     return below | above | nested

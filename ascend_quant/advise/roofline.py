@@ -2,10 +2,10 @@
 
     seconds = max(bytes / (bandwidth * fraction), operations / rate) + starts
 
-Williams, Waterman, Patterson, "Roofline", 2009. The constants were read off traces of BF16 decode steps on an H200 with
-vLLM 0.23, none off a measured speedup. tests/unit/test_advise.py compares what they say of other lengths, of other
-models and of the H100 with measurements. Nothing was measured on NPUs: for them the same roofline is read twice, with a
-GPU's constants and with an NPU's, and neither is a verdict.
+Williams, Waterman, Patterson, "Roofline", 2009. The constants are from traces of BF16 decode steps on an H200 with vLLM
+0.23, not from measured speedups. tests/unit/test_advise.py compares predictions for other lengths, other models and the
+H100 with measurements. Nothing was measured on NPUs: for them the roofline is evaluated twice, with a GPU's overheads
+and with an NPU's, and neither gives a verdict.
 """
 
 from collections.abc import Mapping
@@ -16,16 +16,16 @@ from ascend_quant.advise import AdviceError
 from ascend_quant.advise.model import BF16, CODE, SCALE, Matrix, Model, Workload
 
 GIB = 2**30
-STREAM = 0.96  # of a large copy's bandwidth: products that read large weights
-CACHE = 0.69  # the same: attention that reads the KV cache
-SAMPLING = 0.58  # the same: the sampler
-PIPELINE_SECONDS = 1.3e-6  # more for products and attention, whose pipeline fills and drains
-PREFILL_TOKENS = 8192  # of prompts a step: vLLM's max_num_batched_tokens of most devices
+STREAM = 0.96  # fraction of a large copy's bandwidth: products with large weights
+CACHE = 0.69  # the same for attention that reads the KV cache
+SAMPLING = 0.58  # the same for the sampler
+PIPELINE_SECONDS = 1.3e-6  # additional time of products and attention to fill and drain their pipeline
+PREFILL_TOKENS = 8192  # prompt tokens per step: vLLM's default max_num_batched_tokens for most devices
 ATTENTION_KERNELS, ROUTING_KERNELS, SAMPLING_KERNELS = 2, 3, 28
-# Bytes that sampling moves for each logit. vLLM's sampler: to float32 2 + 4, temperature 4 + 4, softmax 4 + 4, noise 4,
-# quotient 4 + 4 + 4, argmax 4. This plugin's draw in one pass leaves 306 of its 669 us (7B, 256 rows).
+# Bytes per logit in sampling. vLLM's sampler: to float32 2 + 4, temperature 4 + 4, softmax 4 + 4, noise 4,
+# quotient 4 + 4 + 4, argmax 4. This plugin's one-pass sampling takes 306 instead of 669 us (7B, 256 rows).
 SAMPLED = {"bf16": 42, "int8": 19}
-UNCERTAINTY = 0.13  # the worst of the measured speedups is 12 % off
+UNCERTAINTY = 0.13  # the largest error among the measured speedups is 12 %
 NPUS = ("A2", "A3")
 PUBLISHED = (
     "\nPublished by others for Qwen2.5-7B with FlashRL on Atlas A2, seconds per training step with BF16 and "
@@ -35,14 +35,14 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class Device:
-    """A device as --tp counts them, and its rates: a GPU, an Ascend 910B (A2), one of the two dies of a 910C (A3).
+    """A device as counted by --tp, and its rates: a GPU, an Ascend 910B (A2), or one of the two dies of a 910C (A3).
 
     Attributes:
-        memory: bytes, as vLLM sees them.
-        bandwidth: of a large copy, bytes/s, read and written; None where nothing was measured by this project.
-        rates: of products of 8192 x 8192 x 8192, operations/s by scheme.
-        kernel: seconds to start a kernel in a captured graph, and to drain it.
-        host: seconds of the host in a step, beside what it hides behind the device.
+        memory: bytes, as reported to vLLM.
+        bandwidth: bytes/s read and written by a large copy; None if not measured by this project.
+        rates: operations/s of an 8192 x 8192 x 8192 product, by scheme.
+        kernel: seconds to launch a kernel in a captured graph, and to drain it.
+        host: seconds of host time per step that do not overlap with the device.
     """
 
     memory: int
@@ -53,21 +53,21 @@ class Device:
 
 
 H200 = Device(140 * GIB, 4.27e12, {"bf16": 695e12, "int8": 1279e12})
-# Of the H100: 19.58 GB were copied in 6.47 ms on 2026-11-25; the chip that multiplies is the H200's.
+# H100: 19.58 GB were copied in 6.47 ms on 2026-11-25; compute rates are the H200's, which has the same chip.
 H100 = replace(H200, memory=79 * GIB, bandwidth=3.03e12)
 DEVICES = {"A2": Device(64 * GIB), "A3": Device(64 * GIB), "A100": Device(79 * GIB), "H100": H100, "H200": H200}
 
 
 def _as_an_h200(bandwidth: float, bf16: float, int8: float) -> Device:
-    """An NPU that reaches of its data sheet what an H200 reaches of its own: 4.8 TB/s, 989.5 TFLOP/s, 1979 TOP/s."""
+    """Return an NPU with the efficiency of an H200 relative to its data sheet: 4.8 TB/s, 989.5 TFLOP/s, 1979 TOP/s."""
     reached = H200.bandwidth / 4.8e12, H200.rates["bf16"] / 989.5e12, H200.rates["int8"] / 1979e12
     return Device(64 * GIB, bandwidth * reached[0], {"bf16": bf16 * reached[1], "int8": int8 * reached[2]})
 
 
-# Data sheets, as Ascend/msmodeling has them: the 910B3 of an A2, and one die of an A3's 910C.
+# Data sheets, from Ascend/msmodeling: the 910B3 of an A2, and one die of an A3's 910C.
 ON_PAPER = {"A2": _as_an_h200(1.6e12, 294.9e12, 626e12), "A3": _as_an_h200(1.6e12, 353.9e12, 752e12)}
-# vllm-ascend pull request 6274: a norm and a dynamic quantization take 22.8 us in two kernels, 16.9 in one, little
-# of it for bytes. 9 us and 2 ms put the roofline above the floors of its nightly tests, and near the one without links.
+# vllm-ascend pull request 6274: a norm and a dynamic quantization take 22.8 us in two kernels, 16.9 in one, mostly
+# overhead. 9 us and 2 ms put the estimate above the floors of its nightly tests, and near the one without links.
 NPU_STARTS = {"kernel": 9e-6, "host": 2e-3}
 
 
@@ -83,13 +83,13 @@ ROWS = {"bf16": Row("bf16", "bf16"), "int8": Row("int8", "bf16"), "int8, int8 ca
 
 @dataclass(frozen=True)
 class Estimate:
-    """The result for one row.
+    """The estimate for one row.
 
     Attributes:
-        weights, sequence: bytes on one device: all weights, and the cache of a whole sequence.
-        fit: sequences beside the weights.
-        decode: seconds of a decode step at the mean context, by part; empty where none fits or nothing was measured.
-        tokens_per_second: of answers, without the links between several devices; None where `decode` is empty.
+        weights, sequence: bytes on one device: all weights, and the cache of a full sequence.
+        fit: number of sequences that fit besides the weights.
+        decode: seconds of a decode step at the mean context, by part; empty if nothing fits or nothing was measured.
+        tokens_per_second: tokens/s of answers, ignoring links between devices; None if `decode` is empty.
     """
 
     weights: int
@@ -100,7 +100,7 @@ class Estimate:
 
 
 def estimate(model: Model, device: Device, row: Row, workload: Workload) -> Estimate:
-    """A batch: its prompts, then its answers in rounds of as many sequences as fit.
+    """Estimate a batch: its prompts, then its answers in rounds of as many sequences as fit.
 
     Raises:
         AdviceError: the model cannot be split among the devices.
@@ -113,7 +113,7 @@ def estimate(model: Model, device: Device, row: Row, workload: Workload) -> Esti
         return Estimate(weights, sequence, fit, {}, None)
     concurrent, prompts = min(workload.batch, fit), workload.batch * workload.inputs
     tokens = min(prompts, max(PREFILL_TOKENS, workload.inputs))
-    # a token of a prompt attends to half of it, in the mean
+    # a prompt token attends to half of the prompt on average
     first = Step(share, device, row, tokens, tokens / workload.inputs, workload.inputs / 2).seconds()
     decode = Step(share, device, row, concurrent, concurrent, workload.inputs + workload.outputs / 2).seconds()
     rounds = workload.batch / concurrent
@@ -126,9 +126,9 @@ class Step:
     """A pass of one device through the model: a decode step, or a prefill.
 
     Attributes:
-        tokens: how many are computed: one of each sequence, or in prefill more.
-        sequences: how many have their next token drawn.
-        context: how many tokens one attends to, in the mean.
+        tokens: number of computed tokens: one per sequence, or more in prefill.
+        sequences: number of sequences that are sampled.
+        context: mean number of tokens to which a token attends.
     """
 
     model: Model
@@ -159,7 +159,8 @@ class Step:
         return busy + kernels * self.device.kernel + (PIPELINE_SECONDS if operations else 0)
 
     def _product(self, rows: float, matrix: Matrix, copies: float = 1) -> float:
-        """x_MK @ w_NK.T with `rows` rows for each of `copies` weights, in one kernel; BF16 comes out."""
+        """Return the seconds of x_MK @ w_NK.T with `rows` rows for each of `copies` weights, in one kernel with BF16
+        output."""
         k, n = matrix
         item, scale = (BF16, 0) if self.row.scheme == "bf16" else (CODE, SCALE)
         moved = copies * (n * (item * k + scale) + rows * (item * k + scale + BF16 * n))
@@ -202,12 +203,12 @@ class Step:
 
 
 def distinct_experts(experts: int, top_k: int, tokens: float) -> float:
-    """The expected number of experts that some token chooses, each `top_k` at random: E (1 - (1 - k/E)^tokens)."""
+    """Return the expected number of experts chosen by any token, each `top_k` at random: E (1 - (1 - k/E)^tokens)."""
     return experts * (1 - (1 - top_k / experts) ** tokens)
 
 
 def advise(model: Model, device: str, workload: Workload) -> tuple[str, dict[str, Estimate]]:
-    """The verdict on INT8 for this engine, and what it follows from by row.
+    """Return the verdict on INT8 for this engine, with the estimates by row.
 
     Raises:
         AdviceError: the model cannot be split among the devices, or does not fit with INT8 weights either.
@@ -226,7 +227,7 @@ def advise(model: Model, device: str, workload: Workload) -> tuple[str, dict[str
 
 
 def on_paper(model: Model, device: str, workload: Workload) -> list[dict[str, Estimate]]:
-    """An NPU's BF16 and INT8 rows by its data sheet: with the starts of a GPU, then with those of an NPU."""
+    """Return an NPU's BF16 and INT8 rows by its data sheet: with a GPU's launch overhead, then with an NPU's."""
     readings = ON_PAPER[device], replace(ON_PAPER[device], **NPU_STARTS)
     return [{name: estimate(model, each, ROWS[name], workload) for name in ("bf16", "int8")} for each in readings]
 
@@ -244,7 +245,7 @@ def _unmeasured(model: Model, device: str, workload: Workload) -> str:
 
 
 def gains(found: dict[str, Estimate]) -> dict[str, float]:
-    """Tokens/s of each row over those of BF16; none where BF16 does not fit or nothing was measured."""
+    """Return the tokens/s of each row relative to BF16; none if BF16 does not fit or nothing was measured."""
     base = found["bf16"].tokens_per_second
     return {name: each.tokens_per_second / base for name, each in found.items()} if base else {}
 

@@ -55,7 +55,7 @@ def advise(
 
 
 def _table(found: dict[str, Estimate]) -> Table:
-    """A row for each way to keep weights and cache."""
+    """Print a row for each way to store weights and cache."""
     gains = roofline.gains(found)
     table = Table("weights", "GiB", "GiB a sequence", "fit", "ms a step", "tokens/s", "of BF16", box=None)
     for name, each in found.items():

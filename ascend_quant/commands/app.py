@@ -22,7 +22,7 @@ app = typer.Typer(
 
 
 def version(wanted: bool) -> None:
-    """Print it, and end."""
+    """Print the version and exit."""
     if wanted:
         typer.echo(f"ascend-quant {__version__}")
         raise typer.Exit

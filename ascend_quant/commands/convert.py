@@ -81,7 +81,7 @@ def requested(
     ignore: list[str],
     format: str | None,
 ) -> Request:
-    """The request; raises BadParameter for options that do not go together, or folders that cannot be IN or OUT."""
+    """Return the request; raise BadParameter for conflicting options, or folders that cannot be IN or OUT."""
     if scheme == "bf16" and (ignore or format):
         said = "--scheme bf16 dequantizes all of IN: remove --ignore and --format"
         raise typer.BadParameter(said, param_hint="'--scheme'")
@@ -100,7 +100,7 @@ def requested(
 
 
 def show(summary: Summary, seconds: float, console: Console) -> None:
-    """The result for people."""
+    """Print the result."""
     table = Table("weights", "count", title=f"{summary.scheme}, {summary.format}")
     for kind, count in sorted(summary.weights.items(), key=lambda item: -item[1]):
         table.add_row(kind if kind.endswith("quantized") else f"not quantized: {kind}", f"{count:,}")

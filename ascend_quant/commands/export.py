@@ -61,7 +61,7 @@ def export(
         raise typer.BadParameter("--scheme bf16 quantizes nothing: remove --ignore", param_hint="'--scheme'")
     try:
         trained = _exported(checkpoint, out, scheme, hf_model, tuple(ignore or ()), errors)
-    except (BadCheckpoint, BadDocument, PatternError, OSError) as error:  # OSError: a full disk, say
+    except (BadCheckpoint, BadDocument, PatternError, OSError) as error:  # OSError: such as a full disk
         errors.print(f"cannot export: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED) from error
     if as_json:
@@ -75,10 +75,10 @@ def export(
 def _exported(
     checkpoint: Path, out: Path, scheme: str, hf_model: Path | None, ignore: tuple[str, ...], console: Any
 ) -> "Trained":
-    """BF16 first, where the checkpoint is not that already; then `convert`, unless BF16 is what was asked for.
+    """Export to BF16 unless the checkpoint already is; then run `convert`, unless BF16 was requested.
 
     Returns:
-        the checkpoint that was found.
+        The checkpoint that was found.
     """
     from ascend_quant.convert import Request, convert
     from ascend_quant.convert.output import Output
@@ -107,6 +107,6 @@ def _exported(
             with counting(f"bf16 to {scheme}", console) as progress:
                 convert(Request(bf16, out, scheme, ignore=ignore), progress)
         except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)  # the folder that it would go on from is about to go
+            shutil.rmtree(partial, ignore_errors=True)  # its input is about to be deleted, so it cannot be resumed
             raise
     return trained

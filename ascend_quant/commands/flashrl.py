@@ -64,7 +64,7 @@ def setup(
 
 
 def text(done: dict) -> str:
-    """Return what was done, in words for people."""
+    """Return a description of what was done."""
     count = done["replicas"]
     lines = [f"wrote entry {count} of {done['file']}:"]
     lines += [f"  {key}: {value}" for key, value in done["written"].items()]
@@ -120,7 +120,7 @@ def cleanup(
 
 
 def _write(file: Path, text: str) -> None:
-    """Write what is left; a file of which nothing is left goes, as FlashRL made it, and with it the link to it."""
+    """Write the remaining lines; delete a file that has none left, as FlashRL created it, and the link to it."""
     if text.strip():
         write_whole(file, text)
         typer.echo(f"cleaned {file}")

@@ -24,7 +24,7 @@ SHOWN = 20  # parameters in the table of those that are not reproduced
 
 
 class Function(str, Enum):
-    """The dtype of the quantized model: of FlashRL's names the one whose profile anything here reads."""
+    """The dtype of the quantized model: FlashRL's function names whose profiles this project reads."""
 
     int8 = "int8"
 
@@ -61,7 +61,7 @@ def profile(
 
 
 def _must_be_outside(files: list[Path], models: list[str]) -> None:
-    """Raise BadParameter where a file would be one of a model's folder: its weights and its config have such names."""
+    """Raise BadParameter if a file would be inside a model's folder, since weights and config have such names."""
     for folder in (Path(model).expanduser().resolve() for model in models):
         for file in files:
             if file.resolve().is_relative_to(folder):
@@ -71,7 +71,7 @@ def _must_be_outside(files: list[Path], models: list[str]) -> None:
 
 
 def _found(model: str, option: str) -> Path:
-    """The folder of a model; raises BadParameter where there is none."""
+    """Return the folder of a model; raise BadParameter if there is none."""
     try:
         return find(model)
     except BadCheckpoint as error:
@@ -79,7 +79,7 @@ def _found(model: str, option: str) -> Path:
 
 
 def compared(model: Path, quantized: Path, console: Console) -> Comparison:
-    """The comparison, with a progress bar."""
+    """Compare the models, with a progress bar."""
     reference = Checkpoint(model)
     with Bars(console=console, transient=True) as bar:
         task = bar.add_task("comparing", total=len(reference.names))
@@ -87,7 +87,7 @@ def compared(model: Path, quantized: Path, console: Console) -> Comparison:
 
 
 def summary(result: Comparison, files: list[Path]) -> dict[str, object]:
-    """The result for `--json`."""
+    """Return the result for `--json`."""
     return {
         "files": [str(file) for file in files],
         "scheme": result.profile.scheme,
@@ -97,7 +97,7 @@ def summary(result: Comparison, files: list[Path]) -> dict[str, object]:
 
 
 def show(result: Comparison, files: list[Path], console: Console) -> None:
-    """The result for people."""
+    """Print the result."""
     table = Table("parameters", "count", title=f"{result.profile.scheme} profile")
     for kind, count in result.kinds.most_common():
         table.add_row(kind, f"{count:,}")

@@ -1,4 +1,4 @@
-"""`ascend-quant smoke`: does this installation work on this device?"""
+"""`ascend-quant smoke`: test whether this installation works on this device."""
 
 import datetime
 import sys
@@ -50,7 +50,7 @@ def smoke(
         if not (folder / "config.json").is_file():
             fail(f"--checkpoints {folder}: has no config.json", WRONG_USE)
     console, results = Console(stderr=as_json), list[Result]()
-    with redirect_stdout(sys.stderr):  # vLLM logs to what is stdout at its import; ours is for the answer
+    with redirect_stdout(sys.stderr):  # vLLM logs to the stdout of its import, but ours is for the result
         on = On(_device(device and device.value), checkpoints=checkpoints)
         try:
             probes = probes_for(on.device.type, only or ())
@@ -62,7 +62,7 @@ def smoke(
             results.append(carry_out(one, on))
             show(results[-1], console)
             content = document(results, about)
-            if out is not None:  # each time: a run that is broken off has its file too
+            if out is not None:  # after each probe, so that an interrupted run also has a file
                 write_whole(out, as_text(content))
     if as_json:
         typer.echo(as_text(content), nl=False)
@@ -70,7 +70,7 @@ def smoke(
 
 
 def _device(name: str | None):
-    """The device of that name, or the first that is here."""
+    """Return the device of that name, or the first that is available."""
     from ascend_quant.convert.quantizer import open_device
     from ascend_quant.profile.checkpoints import BadCheckpoint
 
@@ -83,6 +83,6 @@ def _device(name: str | None):
             continue
         if one == "npu":
             torch_npu = import_module("torch_npu")
-            torch_npu.npu.config.allow_internal_format = True  # as vllm-ascend's worker does: FRACTAL_NZ needs it
+            torch_npu.npu.config.allow_internal_format = True  # as in vllm-ascend's worker; FRACTAL_NZ needs it
         return device
     raise AssertionError("torch has no CPU")

@@ -1,4 +1,4 @@
-"""`python -m ascend_quant.commands.tune`: time the int8 kernels that this GPU could use, and keep the fastest."""
+"""`python -m ascend_quant.commands.tune`: time the int8 kernels that this GPU supports, and save the fastest."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ascend_quant.terminal.progress import Bars
 
 BATCHES = "16,32,64,128,256,512,2048,8192"
-COMPILING = 0.4  # of the seconds, at most
+COMPILING = 0.4  # maximum fraction of the time spent compiling
 
 
 def tune(
@@ -64,10 +64,10 @@ def tune(
 
 
 def wanted(shapes: list[str], batch: str) -> "list[Job]":
-    """The products that the options name: those of all known models where no shape is given.
+    """Return the products named by the options; those of all known models without a shape.
 
     Raises:
-        typer.BadParameter: not numbers.
+        typer.BadParameter: an option is not a number.
     """
     from ascend_quant.kernels.cuda.tune.search import Job, known_shapes
     from ascend_quant.kernels.tuned import KINDS
@@ -94,7 +94,7 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
 
 
 def _measured(jobs: "list[Job]", limit: float, keep: Callable) -> "Iterator[Measured]":
-    """Yield what is measured within so many seconds, each kept at once."""
+    """Yield the results measured within this many seconds; each is saved at once."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn
 
@@ -123,7 +123,7 @@ def _compile(kernels: list, limit: float, bar: "Bars") -> None:
 
     task = bar.add_task("compiling", total=len(kernels))
     try:
-        for _ in tuning.warm(kernels, limit):  # what fails here fails again where it is timed, and is told there
+        for _ in tuning.warm(kernels, limit):  # what fails here fails again when it is timed, and is reported there
             bar.advance(task)
     except TimeoutError:
         bar.console.print("some kernels are not compiled yet; they are compiled while timing, which then takes longer")

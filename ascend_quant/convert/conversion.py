@@ -18,7 +18,7 @@ from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.schemes import Scheme, get_scheme
 from ascend_quant.schemes.layer_names import Ignored
 
-SINGLE = "model.safetensors"  # which needs no index
+SINGLE = "model.safetensors"  # written without an index
 INDEX = "model.safetensors.index.json"
 DESCRIPTION = "quant_model_description.json"
 WRITTEN_ANEW = (INDEX, DESCRIPTION, "config.json", MANIFEST)
@@ -26,7 +26,7 @@ WRITTEN_ANEW = (INDEX, DESCRIPTION, "config.json", MANIFEST)
 
 @dataclass(frozen=True)
 class Request:
-    """The conversion that a user asks for.
+    """The conversion that a user requests.
 
     Attributes:
         scheme: a name of `ascend_quant.schemes`; bf16 undoes the quantization of IN.
@@ -47,7 +47,7 @@ class Request:
         """Return the scheme and the format for a model with or without experts.
 
         Raises:
-            UnknownScheme: naming the known ones.
+            UnknownScheme: there is no such scheme; the message names the known ones.
             BadCheckpoint: the format does not support the scheme.
         """
         scheme = get_scheme(self.scheme)
@@ -85,7 +85,7 @@ def convert(request: Request, progress: Progress = lambda done, total: None) -> 
         progress: called with the finished and total bytes of OUT, from one thread at a time.
 
     Raises:
-        UnknownScheme, BadCheckpoint: one line that says what is wrong; OUT does not appear.
+        UnknownScheme, BadCheckpoint: the conversion is not possible, see the message; OUT is not created.
         OSError: a system error, such as a full disk.
     """
     request.chosen()
@@ -99,7 +99,7 @@ def convert(request: Request, progress: Progress = lambda done, total: None) -> 
         with out.open(asked, {*plan.shards, *map(str, others), *WRITTEN_ANEW}):
             digests = {name: one for name in plan.shards if (one := out.finished(name, plan.outputs(name))) is not None}
             resumed, sizes = len(digests), {name: Layout(plan.outputs(name)).bytes for name in plan.shards}
-            shards = sorted(sizes.keys() - digests.keys(), key=lambda name: (-sizes[name], name))  # no large one last
+            shards = sorted(sizes.keys() - digests.keys(), key=lambda name: (-sizes[name], name))  # large files first
             carried = sum((request.source / path).stat().st_size for path in others)
             check_room(out.partial, sum(sizes[name] for name in shards) + carried)
             report = _reporter(plan, shards, progress)
@@ -128,7 +128,7 @@ def _planned(
     """Return the plan for IN and the factory of each thread's quantizer, after checking the device."""
     if not scheme.quantized:
         return plan_undoing(checkpoint, Quantized(checkpoint)), lambda: None
-    if Quantized(checkpoint).readers:  # what cannot be undone is refused with its own reason
+    if Quantized(checkpoint).readers:  # otherwise the format gives its own reason
         undo = f"undo that first: ascend-quant convert {request.source} BF16_FOLDER --scheme bf16"
         raise BadCheckpoint(f"{request.source} is already quantized ({quantization(checkpoint)}); {undo}")
     device = open_device(request.device)
@@ -138,7 +138,7 @@ def _planned(
 
 
 def _identity(request: Request, checkpoint: Checkpoint, scheme: Scheme, format: str) -> dict:
-    """Return the key of a conversion in JSON types; it is equal for two commands that do the same."""
+    """Return a conversion's key in JSON types; two commands that do the same have equal keys."""
     files = {path.name: path.stat() for path in checkpoint.files}
     return {
         "version": ascend_quant.__version__,
@@ -151,7 +151,7 @@ def _identity(request: Request, checkpoint: Checkpoint, scheme: Scheme, format: 
 
 
 def _reporter(plan: Plan, shards: Sequence[str], progress: Progress) -> Callable[[int], None]:
-    """Return the function that threads report their written bytes to."""
+    """Return the function to which threads report their written bytes."""
     total = sum(size(spec) for shard in shards for spec in plan.outputs(shard).values())
     done, lock = 0, Lock()
     progress(0, total)

@@ -20,8 +20,8 @@ from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.schemes import SCHEMES, Scheme, definition_of
 
 FORMATS = ("compressed-tensors", "fp8", "modelslim")
-PLAIN = "safetensors"  # of a checkpoint that is not quantized
-BESIDE = (  # a layer's weight, in any format
+PLAIN = "safetensors"  # the format of an unquantized checkpoint
+BESIDE = (  # tensors besides a layer's weight, in any format
     *("weight_packed", "weight_scale", "weight_scale_inv", "weight_shape", "weight_zero_point", "weight_offset"),
     *("input_scale", "input_zero_point", "input_offset", "output_scale", "output_zero_point"),
     *("weight_g_idx", "quant_bias", "deq_scale"),
@@ -29,21 +29,21 @@ BESIDE = (  # a layer's weight, in any format
 
 
 class Spec(NamedTuple):
-    """A tensor of a file: its dtype as safetensors calls it, and its shape."""
+    """A tensor of a file: safetensors' name of its dtype, and its shape."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 def format_of(scheme: Scheme, name: str | None = None, experts: bool = False) -> str:
-    """The format `name`, by default the first that holds `scheme`.
+    """Return the format `name`, or by default the first that supports `scheme`.
 
     Args:
-        experts: whether there are experts to hold.
+        experts: whether the model has experts.
 
     Raises:
         UnregisteredScheme: the scheme is not registered.
-        BadCheckpoint: there is no format, or they do not go together; naming what does.
+        BadCheckpoint: there is no such format, or it does not support the scheme; the message names those that do.
     """
     stored = definition_of(scheme).stored
     holding = [format for format in FORMATS if stored is not None and format in stored.formats]
@@ -62,34 +62,35 @@ def format_of(scheme: Scheme, name: str | None = None, experts: bool = False) ->
 
 
 def held_by(format: str) -> list[str]:
-    """The names of the schemes that a format holds, in order."""
+    """Return the names of the schemes that a format supports, in order."""
     stored = {name: definition_of(scheme).stored for name, scheme in SCHEMES.items()}
     return sorted(name for name, one in stored.items() if one is not None and format in one.formats)
 
 
 def tensors(format: str, scheme: Scheme, name: str, shape: tuple[int, int]) -> dict[str, Spec]:
-    """Return what `name` (ending in .weight), (N, K), becomes: codes first, scales next, then what never changes."""
+    """Return the tensors of a quantized weight `name` (ending in .weight), (N, K): codes, scales, then constant
+    ones."""
     found = definition_of(scheme).tensors(format, name, *shape)
     return {tensor: Spec(*spec) for tensor, spec in found.items()}
 
 
 def unchanging(name: str, spec: Spec, shape: tuple[int, int]) -> torch.Tensor:
-    """The third tensor of a layer: its shape (int4), or zeros (an offset of ModelSlim's)."""
+    """Return the constant tensor of a layer: its shape (int4), or zeros (ModelSlim's offsets)."""
     if name.endswith("_shape"):
         return torch.tensor(shape, dtype=torch.int64)
     return torch.zeros(spec.shape, dtype=torch.float32)
 
 
 def section(format: str, scheme: Scheme, patterns: Sequence[str], left: Sequence[str]) -> dict | None:
-    """config.json's quantization_config; None for ModelSlim, which has a file of its own.
+    """Return config.json's quantization_config; None for ModelSlim, which has a separate file.
 
     Args:
-        patterns: `--ignore`.
-        left: linear layers that are not quantized, by name.
+        patterns: patterns of `--ignore`.
+        left: names of linear layers that are not quantized.
     """
     if format == "modelslim":
         return None
-    if format == "fp8":  # vLLM compares names alone here: no patterns
+    if format == "fp8":  # vLLM compares names here, and supports no patterns
         blocks = {"weight_block_size": [oracle.BLOCK, oracle.BLOCK]} if scheme.shares == "block" else {}
         said = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
         return said | blocks | {"modules_to_not_convert": list(left)}
@@ -111,11 +112,11 @@ def section(format: str, scheme: Scheme, patterns: Sequence[str], left: Sequence
 
 
 def description(quantized: Set[str], names: Sequence[str]) -> dict[str, str]:
-    """quant_model_description.json: the type of every tensor, as vllm-ascend's modelslim_config.py looks it up.
+    """Return quant_model_description.json: the type of every tensor, as vllm-ascend's modelslim_config.py reads it.
 
     Args:
-        quantized: tensors of quantized layers.
-        names: all tensors.
+        quantized: names of the tensors of quantized layers.
+        names: names of all tensors.
     """
     types = {name: "W8A8_DYNAMIC" if name in quantized else "FLOAT" for name in names}
     return {"model_quant_type": "W8A8_DYNAMIC", "version": "1.0.0"} | types

@@ -17,10 +17,11 @@ SCALE_DTYPES = (*FLOATS, "F8_E8M0")
 
 
 def codes_and_scale(checkpoint: Checkpoint, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """float8_e4m3fn codes (N, K) of an FP8 weight, and float32 scales: (N), (), or (ceil(N / 128), ceil(K / 128)).
+    """Return float8_e4m3fn codes (N, K) and float32 scales of an FP8 weight: (N), (), or (ceil(N / 128), ceil(K /
+    128)).
 
     Raises:
-        BadCheckpoint: what `find_scale` and `check_scale` refuse, or zero points.
+        BadCheckpoint: see `find_scale` and `check_scale`; or the weight has zero points.
     """
     scale_name, strategy = find_scale(checkpoint, name)
     check_symmetric(checkpoint, name)
@@ -31,10 +32,10 @@ def codes_and_scale(checkpoint: Checkpoint, name: str) -> tuple[torch.Tensor, to
 
 
 def find_scale(checkpoint: Checkpoint, name: str) -> tuple[str, str]:
-    """The tensor that holds an FP8 weight's scales, and what shares one (channel, tensor, block), from headers alone.
+    """Return the name of an FP8 weight's scale, and what shares one (channel, tensor, block), from the headers.
 
     Raises:
-        BadCheckpoint: no scale, scales of another dtype or shape than config.json says, or blocks of another size.
+        BadCheckpoint: there is no scale, its dtype or shape contradicts config.json, or blocks have another size.
     """
     layer, shape = name.removesuffix("weight"), checkpoint.shape(name)
     there = [f"{layer}{leaf}" for leaf in SCALES if f"{layer}{leaf}" in checkpoint]
@@ -61,10 +62,10 @@ def find_scale(checkpoint: Checkpoint, name: str) -> tuple[str, str]:
 
 
 def _strategies(checkpoint: Checkpoint, scale_name: str) -> list[str]:
-    """Return how scales may be shared (channel, tensor, block), as config.json and the scale's name say.
+    """Return the ways in which scales may be shared (channel, tensor, block), by config.json and the scale's name.
 
     Raises:
-        BadCheckpoint: config.json does not say it for blocks, or they are not 128x128.
+        BadCheckpoint: config.json does not specify blocks, or not of 128x128.
     """
     size = (oracle.BLOCK, oracle.BLOCK)
     if scale_name.endswith(SCALES[1]):

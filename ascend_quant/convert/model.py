@@ -1,4 +1,4 @@
-"""The tensors that a model has: transformers' own class for its config.json, built without memory for weights."""
+"""The tensors of a model, from transformers' class for its config.json, built without memory for weights."""
 
 import re
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ def shapes(tensors: Mapping[str, torch.Tensor]) -> Shapes:
 
 
 def read_config(model: Path) -> dict[str, Any]:
-    """A model's config.json.
+    """Read a model's config.json.
 
     Raises:
         BadDocument: it cannot be read.
-        BadCheckpoint: it names no architecture.
+        BadCheckpoint: the file names no architecture.
     """
     path = model / "config.json"
     config = read_json(path)
@@ -37,13 +37,13 @@ def read_config(model: Path) -> dict[str, Any]:
 
 
 class Expected:
-    """The tensors that a model's folder says it has.
+    """The tensors that a model must have according to its folder.
 
     Attributes:
-        shapes: of the tensors of a checkpoint of the model, by name; without a head that is tied.
-        ties: the name of the parameter that each tied one is, by its own; as the model names them, not a checkpoint.
-        linear: the linear layers, as the model names them.
-        more: how many layers of multi-token prediction there may be beyond the model's own.
+        shapes: shapes of the model's checkpoint tensors, by name, without a tied head.
+        ties: for each tied parameter, the one to which it is tied, by the model's names, not a checkpoint's.
+        linear: the linear layers, by the model's names.
+        more: maximum number of multi-token prediction layers beyond the model's own layers.
 
     Raises:
         BadCheckpoint: transformers has no such model, or cannot build it from config.json.
@@ -61,10 +61,10 @@ class Expected:
             self.shapes.pop(HEAD, None)
 
     def as_saved(self, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """The model's tensors by the names that checkpoints have: transformers holds experts in stacks, for one."""
+        """Return the model's tensors under checkpoint names; transformers, for example, stacks experts."""
         try:
             from transformers.core_model_loading import revert_weight_conversion
-        except ImportError:  # before transformers 5, which renames parts of models of several kinds of input alone
+        except ImportError:  # before transformers 5, which renames only parts of multimodal models
             renamed = getattr(self._built, "_checkpoint_conversion_mapping", {})
             return {_renamed(name, renamed): tensor for name, tensor in state.items()}
         return revert_weight_conversion(self._built, dict(state))
@@ -73,7 +73,7 @@ class Expected:
         """Compare a checkpoint's tensors with the model's, and with the index beside its config.json, if there is one.
 
         Raises:
-            BadCheckpoint: a tensor too many, too few, or of another shape.
+            BadCheckpoint: a tensor is unexpected, missing, or has another shape.
         """
         mine = {name for name in found if not self._beyond(name)}
         self._compare(mine, set(self.shapes))
@@ -93,7 +93,7 @@ class Expected:
                 raise BadCheckpoint(f"the {where} has no tensor {min(names)} ({len(names)} such tensors)")
 
     def _beyond(self, name: str) -> bool:
-        """Return whether a tensor is of a layer of multi-token prediction, which transformers' classes do not have."""
+        """Return whether a tensor belongs to a multi-token prediction layer, which transformers' classes lack."""
         layer = LAYER.search(name)
         return bool(layer and self.layers and 0 <= int(layer[1]) - self.layers < self.more)
 
@@ -111,7 +111,7 @@ def _built(model: Path, architecture: str) -> Any:
         config = kind.config_class.from_pretrained(model)
         with torch.device("meta"):
             return kind(config)
-    except Exception as error:  # what a wrong config.json makes of it is anything
+    except Exception as error:  # an invalid config.json can cause any exception
         reason = " ".join(str(error).split())
         raise BadCheckpoint(f"{model / 'config.json'} cannot build a {architecture}: {reason:.300}") from error
 
@@ -123,7 +123,8 @@ def _ties(built: Any) -> dict[str, str]:
 
 
 def _renamed(name: str, mapping: Mapping[str, str]) -> str:
-    """Return the name under which transformers 4 saves `name`; `mapping`: checkpoint names (regex) to the model's."""
+    """Return the name under which transformers 4 saves `name`; `mapping` maps checkpoint names (regex) to the
+    model's."""
     for saved, own in mapping.items():
         if re.match(own, name):
             return re.sub(f"^{own}", re.sub(r"\(.*\)", "", saved.lstrip("^")), name)

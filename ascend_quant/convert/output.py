@@ -20,25 +20,25 @@ from ascend_quant.files.documents import read_json
 from ascend_quant.profile.checkpoints import BadCheckpoint
 
 WRITING = ".writing"
-MODIFIED = "modified"  # of a request: the times of IN's files, which are no part of the finished manifest
+MODIFIED = "modified"  # key of a request: modification times of IN's files, which the finished manifest omits
 
 
 class Output:
-    """OUT.partial, which one process at a time may write."""
+    """The folder OUT.partial, to which one process at a time may write."""
 
     def __init__(self, out: Path):
         self.out = out.resolve()
         self.partial = self.out.parent / f"{self.out.name}.partial"
 
     def check(self, source: Path) -> None:
-        """Raise BadCheckpoint where OUT cannot be: in IN, around it, or where `check_new` does."""
+        """Raise BadCheckpoint if OUT is in IN, contains IN, or fails `check_new`."""
         source = source.resolve()
         if self.out == source or source in self.out.parents or self.out in source.parents:
             raise BadCheckpoint(f"{self.out} and {source} are the same folder or nested; give another OUT")
         self.check_new()
 
     def check_new(self) -> None:
-        """Raise BadCheckpoint unless OUT can be made, or is an empty folder that can be replaced."""
+        """Raise BadCheckpoint unless OUT can be created, or is an empty folder that can be replaced."""
         if not self.out.parent.is_dir():
             raise BadCheckpoint(f"{self.out.parent} does not exist or is not a folder; create it first")
         if self.out.is_dir() and os.path.ismount(self.out):
@@ -50,14 +50,14 @@ class Output:
 
     @contextmanager
     def open(self, request: Mapping, names: Set[str]) -> Iterator[None]:
-        """Begin, or go on where the same request ended; nobody else does meanwhile. In the end OUT is there.
+        """Begin, or resume the same request, and lock the folder; OUT exists after the block.
 
         Args:
-            names: of all files of OUT, as paths within it.
+            names: relative paths of all files of OUT.
 
         Raises:
-            BadCheckpoint: another request has begun here, a command is at work, or OUT.partial holds what is none of
-                OUT's.
+            BadCheckpoint: another request has begun here, another command is running, or OUT.partial has a foreign
+                file.
         """
         self.partial.mkdir(exist_ok=True)
         lock = os.open(self.partial, os.O_RDONLY)
@@ -70,13 +70,13 @@ class Output:
                 ) from error
             self._begin(request, names)
             yield
-            os.rename(self.partial, self.out)  # onto an empty folder, if there is one
+            os.rename(self.partial, self.out)  # replaces an empty folder
             sync(self.out.parent)
         finally:
             os.close(lock)
 
     def _begin(self, request: Mapping, names: Set[str]) -> None:
-        """Note the request in the manifest, or compare it with the one that is noted there."""
+        """Record the request in the manifest, or compare it with the recorded one."""
         held = {path.relative_to(self.partial) for path in self.partial.rglob("*") if not path.is_dir()}
         known = {name + suffix for name in names for suffix in ("", WRITING)}
         begun = (self.partial / MANIFEST).is_file()
@@ -95,7 +95,7 @@ class Output:
                 raise BadCheckpoint(f"{self.partial} was started by another command ({what}); {again}")
 
     def finished(self, shard: str, specs: Mapping[str, Spec]) -> Digest | None:
-        """The digest of a shard that an earlier run has finished; None unless it has this header and this size."""
+        """Return the digest of a shard that an earlier run has finished; None unless it has this header and size."""
         if not Layout(specs).fits(self.partial / shard):
             return None
         with (self.partial / shard).open("rb", buffering=0) as file:
@@ -106,12 +106,12 @@ class Output:
         return self.partial / f"{name}{WRITING}"
 
     def finish(self, name: str) -> None:
-        """Give a file that is on disk its name."""
+        """Rename a file that is on disk to its final name."""
         path = self.writing(name).rename(self.partial / name)
         sync(path.parent)
 
     def add(self, name: str, content: Path | str) -> Digest:
-        """A small file: a copy, or a text in UTF-8."""
+        """Add a small file: a copy, or a text in UTF-8."""
         path = self.writing(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, Path):
@@ -126,19 +126,19 @@ class Output:
 
 
 def as_json(content: object) -> str:
-    """The text of a JSON file of OUT."""
+    """Return the text of a JSON file of OUT."""
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def check_room(folder: Path, needed: int) -> None:
-    """Raise BadCheckpoint if a disk has less than `needed` bytes left."""
+    """Raise BadCheckpoint if a disk has less than `needed` bytes free."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise BadCheckpoint(f"not enough disk space for {folder}: {needed:,} bytes needed, {free:,} free")
 
 
 def sync(folder: Path) -> None:
-    """Make a folder's names durable."""
+    """Flush a folder's entries to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -16,14 +16,14 @@ from ascend_quant.convert.shard_file import ShardFile
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.profile.scales import FLOATS
 
-ELEMENTS = 1 << 20  # at a time
+ELEMENTS = 1 << 20  # elements at a time
 
 
 class Part(NamedTuple):
-    """A tensor of IN, or rows of it: those of one expert.
+    """A tensor of IN, or those of its rows that belong to one expert.
 
     Attributes:
-        first_row: of the tensor as a matrix (..., K); None for all of it.
+        first_row: first row in the tensor as a matrix (..., K); None for all rows.
     """
 
     source: str
@@ -31,7 +31,7 @@ class Part(NamedTuple):
     first_row: int | None = None
 
     def read(self, checkpoint: Checkpoint) -> torch.Tensor:
-        """Read the tensor or its rows as they lie in the file; nothing is copied yet."""
+        """Return the tensor or its rows, memory-mapped."""
         tensor = checkpoint.tensor(self.source)
         if self.first_row is None:
             return tensor
@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Copy:
-    """A tensor that stays as it is, or is rounded to BF16 where `dtype` says so."""
+    """A tensor that is copied, or rounded to BF16 if `dtype` says so."""
 
     part: Part
     name: str
@@ -48,7 +48,7 @@ class Copy:
 
     @property
     def outputs(self) -> dict[str, Spec]:
-        """The tensors of OUT."""
+        """Return the tensors of OUT."""
         return {self.name: Spec(self.dtype, self.part.shape)}
 
     def write(self, checkpoint: Checkpoint, quantizer: Quantizer | None, file: ShardFile) -> None:
@@ -67,7 +67,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Quantize:
-    """A weight that becomes codes and scales."""
+    """A weight that is quantized."""
 
     part: Part
     outputs: dict[str, Spec] = field(hash=False)
@@ -90,10 +90,10 @@ class Quantize:
 
 @dataclass(frozen=True)
 class Dequantize:
-    """A quantized weight of a checkpoint, dequantized back to BF16, always on the CPU: less work than to be moved.
+    """A quantized weight that is dequantized to BF16, always on the CPU, which is faster than a transfer.
 
     Attributes:
-        read: gives its codes (N, K) and scales, see `Quantized.readers`.
+        read: returns its codes (N, K) and scales, see `Quantized.readers`.
     """
 
     part: Part
@@ -102,7 +102,7 @@ class Dequantize:
 
     @property
     def outputs(self) -> dict[str, Spec]:
-        """The tensor of OUT."""
+        """Return the tensor of OUT."""
         return {self.name: Spec("BF16", self.part.shape)}
 
     def write(self, checkpoint: Checkpoint, quantizer: Quantizer | None, file: ShardFile) -> None:
@@ -124,7 +124,7 @@ Piece = Copy | Quantize | Dequantize
 
 
 def not_finite(name: str, tensor: torch.Tensor) -> BadCheckpoint:
-    """The error, with how many elements it is about: NaN or infinite as they are, or when they are rounded to BF16."""
+    """Return the error for elements that are NaN or infinite, or become so in BF16, with their number."""
     if bad := int((~torch.isfinite(tensor)).sum()):
         found = f"{bad} of {tensor.numel()} elements are NaN or infinite"
     else:

@@ -1,9 +1,9 @@
 """The plan of a conversion, shard by shard, made from safetensors headers and checked before anything is written.
 
 Linear layers and experts are quantized. Layers that engines and recipes keep in full precision are copied: embeddings,
-heads, norms, routers, vision and audio towers with their projectors, and the few linear layers that vLLM builds without
-quantization whatever the config says: DeepSeek's eh_proj (multi-token prediction) and its indexer's wk and
-weights_proj. Tensors that belong to a quantized weight, and weights that are not floats, are errors.
+heads, norms, routers, vision and audio towers with their projectors, and the few linear layers that vLLM always builds
+without quantization: DeepSeek's eh_proj (multi-token prediction) and its indexer's wk and weights_proj. Tensors that
+belong to a quantized weight, and weights that are not floats, are errors.
 """
 
 from collections import Counter
@@ -29,11 +29,11 @@ EMBEDDINGS = ("wte", "wpe", "tok_embeddings")
 TOWERS = ("visual", "vpm", "resampler", "patch_merger", "multi_modal_projector", "mm_projector")
 TOWER_STARTS = ("vision", "audio")
 
-CACHE = ("k_scale", "v_scale", "k_zero_point", "v_zero_point")  # of a quantized cache, no weights
+CACHE = ("k_scale", "v_scale", "k_zero_point", "v_zero_point")  # scales of a quantized KV cache
 EIGHT_BITS = ("I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0")
-WEIGHTS = ("weight", "bias", "gate_up_proj", "down_proj")  # how a tensor's name ends
+WEIGHTS = ("weight", "bias", "gate_up_proj", "down_proj")  # endings of the names of tensors
 
-MASK_RANK = 4  # of the causal masks that older checkpoints of GPT-NeoX have as attention.bias, in bool or uint8
+MASK_RANK = 4  # dimensions of the causal masks (bool or uint8) that old GPT-NeoX checkpoints contain as attention.bias
 
 
 @dataclass
@@ -51,11 +51,11 @@ class Plan:
     kinds: Counter = field(default_factory=Counter)
 
     def outputs(self, shard: str) -> dict[str, Spec]:
-        """The tensors of a shard of OUT."""
+        """Return the tensors of a shard of OUT."""
         return {name: spec for piece in self.shards[shard] for name, spec in piece.outputs.items()}
 
     def quantized(self) -> set[str]:
-        """The tensors of quantized layers."""
+        """Return the tensors of quantized layers."""
         pieces = (piece for shard in self.shards.values() for piece in shard)
         return {name for piece in pieces if isinstance(piece, Quantize) for name in piece.outputs}
 
@@ -159,7 +159,7 @@ def check_kept(checkpoint: Checkpoint, name: str) -> None:
 
 
 def _layers(checkpoint: Checkpoint) -> Iterator[str]:
-    """The names of all matrices, without ".weight"."""
+    """Return the names of all matrices, without ".weight"."""
     for name in checkpoint.names:
         yield from (one.removesuffix(".weight") for one, part in _parts(checkpoint, name) if _is_layer(one, part))
 
@@ -230,7 +230,7 @@ def _check_names(checkpoint: Checkpoint, plan: Plan) -> None:
     for shard in plan.shards:
         for piece in plan.shards[shard]:
             for name, spec in piece.outputs.items():
-                size(spec)  # an error for a dtype that cannot be carried over
+                size(spec)  # raises an error for a dtype that cannot be copied
                 if seen.setdefault(name, piece) is not piece:
                     sources = f"{seen[name].part.source} and {piece.part.source}"
                     raise BadCheckpoint(f"{checkpoint.folder}: {sources} would both become {name}; remove one of them")

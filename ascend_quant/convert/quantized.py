@@ -1,7 +1,7 @@
 """The quantized layers of a checkpoint that is to be dequantized: compressed-tensors, block fp8, ModelSlim's int8.
 
-They are found, and their dtypes and shapes checked against config.json, from the headers; what cannot be dequantized
-is refused before anything is written.
+They are found from the headers, and their dtypes and shapes are checked against config.json. Layers that cannot be
+dequantized are refused before anything is written.
 
 Shape suffixes: N output channels, K input channels, G groups of a row.
 """
@@ -23,20 +23,20 @@ METHODS = ((METHOD, None), ("fp8", None), ("modelopt", "FP8"))  # quant_method a
 SCALES = ("_scale", "_scale_inv")
 PACKED = "_packed"
 NORM_BIASES = ("norm.bias", "norm.module.bias")
-ALSO_DONE = ("transform_config", "sparsity_config")  # of compressed-tensors: what is not undone with the codes
+ALSO_DONE = ("transform_config", "sparsity_config")  # compressed-tensors features that dequantization does not undo
 INT4_REFUSED = ("_zero_point", "_g_idx")
 
 
 class Quantized:
-    """The quantized weights of a checkpoint, and how to read them.
+    """The quantized weights of a checkpoint, with the functions that read them.
 
     Attributes:
-        readers: by the name of a weight (ending in .weight), the function that reads its codes (N, K) and scales, as
-            `oracle.dequantize` takes them; int4 codes as `oracle.pack_int4` packs them.
-        beside: tensors that belong to quantized weights and are none afterwards.
+        readers: by weight name (ending in .weight), the function that reads its codes (N, K) and scales for
+            `oracle.dequantize`; int4 codes are packed as by `oracle.pack_int4`.
+        beside: tensors that belong to quantized weights, and are dropped.
 
     Raises:
-        BadCheckpoint: weights are quantized in a way that nothing tells, or that cannot be undone.
+        BadCheckpoint: the quantization of weights is unknown, or cannot be undone.
     """
 
     def __init__(self, checkpoint: Checkpoint):
@@ -67,7 +67,7 @@ class Quantized:
             self.beside |= self._shifts()
 
     def _check_plain(self) -> None:
-        """Raise BadCheckpoint for codes that have scales, where nothing says how to read them."""
+        """Raise BadCheckpoint for codes with scales if nothing says how to read them."""
         codes = [name for name in self.checkpoint.names if self.checkpoint.dtype(name) not in FLOATS]
         stems = {name: name.removesuffix(PACKED) for name in codes}
         scaled = [name for name in codes if any(f"{stems[name]}{scale}" in self.checkpoint for scale in SCALES)]
@@ -109,10 +109,11 @@ class Quantized:
                 self.readers[name] = partial(packed_and_scale, self.checkpoint, name)
 
     def _shifts(self) -> set[str]:
-        """Biases of norms that the model has not, as ModelSlim adds them where it shifts activations; they are zero.
+        """Return norm biases that the model lacks and ModelSlim adds when it shifts activations; they must be zero.
 
         Raises:
-            BadCheckpoint: one is not, and the model in BF16 would do without; transformers does not know the model.
+            BadCheckpoint: a bias is not zero, and the BF16 model could not have it; or transformers does not know the
+                model.
         """
         biases = [name for name in self.checkpoint.names if name.endswith(NORM_BIASES)]
         known = Expected(self.checkpoint.folder, read_config(self.checkpoint.folder)).shapes if biases else {}
@@ -134,7 +135,7 @@ class Quantized:
         return self.checkpoint.shape(name) if name in self.checkpoint else int4_shape(self.checkpoint, name)
 
     def stored_as(self, name: str) -> str:
-        """The tensor that holds the codes of a quantized weight."""
+        """Return the name of the tensor that contains the codes of a quantized weight."""
         return name if name in self.checkpoint else f"{name}{PACKED}"
 
 
@@ -146,7 +147,7 @@ def _does_something(config: object) -> bool:
 
 
 def packed_and_scale(checkpoint: Checkpoint, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """int4 codes, packed (N, K / 8), and scales (N, G) of a weight that `check_int4` has taken.
+    """Return packed int4 codes (N, K / 8) and scales (N, G) of a weight that `check_int4` accepted.
 
     Raises:
         BadCheckpoint: a scale is negative, NaN or infinite.
@@ -160,10 +161,10 @@ def check_int4(checkpoint: Checkpoint, name: str, groups: list[Group]) -> None:
     """Compare the headers of an int4 weight with its shape and with config.json.
 
     Args:
-        groups: of int4, in config.json.
+        groups: groups of layers in int4, in config.json.
 
     Raises:
-        BadCheckpoint: it is not symmetric, has columns in another order, or is not what its shape or config.json says.
+        BadCheckpoint: the weight is not symmetric, has permuted columns, or contradicts its shape or config.json.
     """
     for leaf in INT4_REFUSED:
         if f"{name}{leaf}" in checkpoint:
@@ -184,10 +185,10 @@ def check_int4(checkpoint: Checkpoint, name: str, groups: list[Group]) -> None:
 
 
 def int4_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
-    """(N, K) of an int4 weight, as the tensor beside it says.
+    """Return the shape (N, K) of an int4 weight, from the tensor that records it.
 
     Raises:
-        BadCheckpoint: there is none, or it is not two integers.
+        BadCheckpoint: there is no such tensor, or it is not two integers.
     """
     beside = f"{name}_shape"
     if beside not in checkpoint:

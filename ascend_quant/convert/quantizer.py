@@ -1,13 +1,13 @@
 """Quantization of a weight as `oracle.quantize` defines it, a few rows at a time.
 
-A work space of a few rows that stays in the processor's cache is several times faster than the oracle on whole
-weights, on one thread: torch's own threads wait for each other after every small operation, which on a busy machine
-costs ten times what they gain. Rows are cut into tiles, one scale each:
+A work space of a few rows that stays in the processor's cache is several times faster than the oracle on whole weights,
+with one thread: torch's threads synchronize after every small operation, which on a busy machine costs ten times what
+they gain. Rows are divided into tiles with one scale each:
 
     row (1, K)    group (1, group)    block (128, 128)    tensor (N, K)
 
-A scheme's file in `schemes/` says which tile it uses. A scheme with a rule of its own (`largest` is None) is
-quantized by its `quantize`, as many rows at a time.
+A scheme's file in `schemes/` defines its tile. A scheme with its own rule (`largest` is None) is quantized by its
+`quantize` method, also a few rows at a time.
 
 A device is tested before anything is written, since division and rounding differ between devices.
 
@@ -23,9 +23,9 @@ from ascend_quant import oracle
 from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.schemes import Scheme, definition_of
 
-ELEMENTS = {"cpu": 1 << 20}  # at a time: float32 twice is 8 MiB; fewer spend their time in calls
+ELEMENTS = {"cpu": 1 << 20}  # elements at a time: float32 twice is 8 MiB; with fewer, calls dominate
 DEVICE_ELEMENTS = 1 << 24
-MODULES = {"npu": "torch_npu"}  # what torch needs to know a device
+MODULES = {"npu": "torch_npu"}  # module that adds a device to torch
 
 
 class Quantizer:
@@ -37,13 +37,14 @@ class Quantizer:
         self._space = torch.empty(0, dtype=torch.float32), torch.empty(0, dtype=torch.float32)
 
     def quantize(self, w_NK: torch.Tensor, sink: Callable[[int, torch.Tensor], None]) -> torch.Tensor:
-        """Hand on codes, return scales.
+        """Quantize a weight; pass codes to `sink`, and return scales.
 
         Args:
-            sink: gets the first row, and codes (R, K) on the CPU; int4 as int8.
+            sink: called with the index of the first row, and codes (R, K) on the CPU; int4 as int8.
 
         Returns:
-            Scales (I, J) on the CPU, one a tile; float32, BF16 for int4. What is not finite makes its scale not finite.
+            Scales (I, J) on the CPU, one per tile, in float32 (BF16 for int4). Non-finite elements make their scale
+                non-finite.
         """
         height, width = self.definition.tile(*w_NK.shape)
         whole = self.scheme.shares == "tensor"
@@ -65,7 +66,7 @@ class Quantizer:
             yield first, w_NK[first : first + step]
 
     def _values(self, part_RK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32 (R, K) of rows rounded to BF16, in the work space, and as much room beside it."""
+        """Return float32 (R, K): rows rounded to BF16 in the work space, and a second buffer of the same size."""
         if self._space[0].numel() < (count := part_RK.numel()):
             self._space = tuple(torch.empty(count, dtype=torch.float32, device=self.device) for _ in range(2))
         values_RK, room_RK = (space[:count].view(part_RK.shape) for space in self._space)
@@ -73,7 +74,7 @@ class Quantizer:
         return values_RK, room_RK
 
     def _absmax(self, w_NK: torch.Tensor) -> torch.Tensor:
-        """The largest magnitude of the whole weight, (1, 1)."""
+        """Return the absmax of the whole weight, (1, 1)."""
         tops = []
         for _, part_RK in self._parts(w_NK, 1):
             values_RK, room_RK = self._values(part_RK)
@@ -81,7 +82,7 @@ class Quantizer:
         return torch.stack(tops).amax().view(1, 1)
 
     def _tiles(self, part_RK: torch.Tensor, tile: tuple[int, int], absmax_IJ: torch.Tensor | None):
-        """Codes (R, K) and scales (I, J) of rows that are cut into whole tiles."""
+        """Return codes (R, K) and scales (I, J) of rows that consist of whole tiles."""
         (rows, columns), (height, width), rule = part_RK.shape, tile, self.definition
         values_RK, room_RK = self._values(part_RK)
         cut = (rows // height, height, columns // width, width)
@@ -90,7 +91,7 @@ class Quantizer:
             absmax_IJ = torch.abs(values_RK, out=room_RK).view(cut).amax(3).amax(1)
         scale_IJ = oracle.scale_of(absmax_IJ, rule.largest).to(getattr(torch, rule.scales(rows, columns).dtype))
         divisor = scale_IJ.float()[:, None, :, None]
-        if (zero := divisor == 0).any():  # all codes 0, of negative elements too: fp8 has a -0
+        if (zero := divisor == 0).any():  # all codes become +0, since fp8 also has -0
             values.masked_fill_(zero, 0.0)
             divisor = torch.where(zero, 1.0, divisor)
         torch.div(values, divisor, out=values)
@@ -100,16 +101,16 @@ class Quantizer:
 
 
 def open_device(name: str) -> torch.device:
-    """A device that this machine has.
+    """Return a device of this machine.
 
     Raises:
-        BadCheckpoint: it has none of this kind, or torch does not know it.
+        BadCheckpoint: the machine has no such device, or torch does not know it.
     """
     try:
         if name in MODULES:
             import_module(MODULES[name])
         torch.zeros(1, device=name)
-    except (ImportError, RuntimeError, AssertionError) as error:  # torch without CUDA raises the last
+    except (ImportError, RuntimeError, AssertionError) as error:  # torch without CUDA raises AssertionError
         raise BadCheckpoint(
             f"device {name!r} is not available ({first_line(error)}); --device cpu always works"
         ) from error
@@ -117,10 +118,11 @@ def open_device(name: str) -> torch.device:
 
 
 def check_device(device: torch.device, scheme: Scheme) -> None:
-    """Quantize one small weight there and compare it with the oracle here: devices divide and round as they like.
+    """Quantize a small weight on the device, and compare it with the oracle on the host, since devices round
+    differently.
 
     Raises:
-        BadCheckpoint: the device makes other codes, or cannot hold them.
+        BadCheckpoint: the device gives other codes, or does not support their dtype.
     """
     generator = torch.Generator().manual_seed(0)
     w_NK = torch.randn(oracle.BLOCK, 4 * oracle.BLOCK, generator=generator).to(torch.bfloat16)

@@ -22,21 +22,21 @@ BYTES = {
     **dict.fromkeys(("I32", "U32", "F32"), 4),
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
 }
-READ = 1 << 20  # bytes at a time, for the digest
+READ = 1 << 20  # bytes read at a time, for the digest
 
 
 class Digest(NamedTuple):
-    """A file's contents."""
+    """The digest of a file's contents."""
 
     sha256: str
     bytes: int
 
 
 def size(spec: Spec) -> int:
-    """Bytes of a tensor.
+    """Return the size of a tensor in bytes.
 
     Raises:
-        BadCheckpoint: of a dtype without whole bytes.
+        BadCheckpoint: elements of the dtype are not whole bytes.
     """
     if spec.dtype not in BYTES:
         raise BadCheckpoint(f"a tensor of dtype {spec.dtype} cannot be copied; supported dtypes: {', '.join(BYTES)}")
@@ -44,7 +44,7 @@ def size(spec: Spec) -> int:
 
 
 class Layout:
-    """The offsets of tensors in a safetensors file; wide elements come first, so that all are aligned as it asks."""
+    """The offsets of tensors in a safetensors file; wide elements come first, so that all tensors are aligned."""
 
     def __init__(self, specs: Mapping[str, Spec]):
         sizes = {name: size(spec) for name, spec in specs.items()}
@@ -76,10 +76,10 @@ class ShardFile:
         self._put(0, memoryview(self.layout.header))
 
     def write(self, name: str, first_row: int, rows: torch.Tensor) -> None:
-        """Rows of a tensor, from `first_row` on; a number is one row.
+        """Write rows of a tensor, from `first_row` on; a scalar is one row.
 
         Raises:
-            ValueError: elements of another width than the header says.
+            ValueError: the size of an element differs from the header's.
         """
         spec = self.specs[name]
         if rows.element_size() != BYTES[spec.dtype]:
@@ -94,7 +94,7 @@ class ShardFile:
             at, content = at + written, content[written:]
 
     def finish(self) -> Digest:
-        """Make it durable, and read it once for its digest."""
+        """Flush the file to disk, and read it once for its digest."""
         os.fsync(self._file.fileno())
         return digest_of(self._file)
 

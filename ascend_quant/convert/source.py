@@ -7,29 +7,29 @@ from ascend_quant.profile.checkpoints import ADAPTER, MODELOPT, SECTIONS, TEXT, 
 from ascend_quant.profile.w8a8 import DESCRIPTION
 
 MANIFEST = "ascend_quant_manifest.json"
-DTYPES = {"float16": "F16", "float32": "F32", "float64": "F64"}  # of models, as config.json and safetensors call them
+DTYPES = {"float16": "F16", "float32": "F32", "float64": "F64"}  # config.json's name of a dtype -> safetensors' name
 METHOD_KEYS = ("quant_method", "quant_algo")
 DTYPE_KEYS = ("torch_dtype", "dtype")
 INDICES = tuple(f"{suffix}.index.json" for suffix in WEIGHTS)
 
 
 def open_source(folder: Path) -> Checkpoint:
-    """The checkpoint in `folder`.
+    """Return the checkpoint in `folder`.
 
     Raises:
-        BadCheckpoint: no folder, no config.json, no safetensors file, a file that is cut off, or an index that says
-            something else than the files.
+        BadCheckpoint: there is no folder, config.json or safetensors file, a file is truncated, or the index does not
+            match the files.
     """
     if not folder.is_dir():
         raise BadCheckpoint(f"{folder} is not a folder; give a local Hugging Face checkpoint")
     checkpoint = Checkpoint(folder)
-    _ = checkpoint.config  # an error if there is none
+    _ = checkpoint.config  # raises an error if there is none
     check_index(checkpoint)
     return checkpoint
 
 
 def check_index(checkpoint: Checkpoint) -> None:
-    """The index names every tensor that the files hold, in its file, and no other."""
+    """Check that the index lists exactly the tensors that the files contain."""
     if checkpoint.index is None:
         return
     places = checkpoint.places
@@ -47,7 +47,7 @@ def check_index(checkpoint: Checkpoint) -> None:
 
 
 def quantization(checkpoint: Checkpoint) -> str | None:
-    """Return how a checkpoint says that it is quantized; None if it says nothing."""
+    """Return how a checkpoint is quantized, according to its files; None if they do not say."""
     if descriptions := sorted(checkpoint.folder.glob(DESCRIPTION)):
         return descriptions[0].name
     if (section := checkpoint.quantization) is None:
@@ -58,7 +58,7 @@ def quantization(checkpoint: Checkpoint) -> str | None:
 
 
 def plain_config(config: dict) -> dict:
-    """A config without what it says about quantization."""
+    """Return a config without its quantization section."""
     kept = {key: value for key, value in config.items() if key not in SECTIONS}
     if isinstance(kept.get(TEXT), dict):
         kept[TEXT] = {key: value for key, value in kept[TEXT].items() if key not in SECTIONS}
@@ -66,14 +66,15 @@ def plain_config(config: dict) -> dict:
 
 
 def becoming_bf16(config: dict) -> set[str]:
-    """The dtypes of the tensors that a model in BF16 has in BF16: float16 and its own; float32 beside that is meant."""
+    """Return the dtypes of tensors that become BF16: float16 and the model's own; other float32 tensors are
+    intended."""
     parts = config, config.get(TEXT) or {}
     own = next((part[key] for part in parts for key in DTYPE_KEYS if part.get(key)), None)
     return {"F16", *(stored for name, stored in DTYPES.items() if name == own)}
 
 
 def in_bf16(config: dict) -> dict:
-    """The config of a model once those tensors are in BF16."""
+    """Return the config of a model after those tensors have become BF16."""
     dtypes = {name for name, stored in DTYPES.items() if stored in becoming_bf16(config)}
 
     def changed(key: str, value: object) -> object:
@@ -86,10 +87,10 @@ def in_bf16(config: dict) -> dict:
 
 
 def other_files(folder: Path) -> Iterator[Path]:
-    """Yield the files that are carried over: tokenizer, templates, code; no weights, no indices, nothing hidden.
+    """Yield the files to copy: tokenizer, templates, code; no weights, no indexes, no hidden files.
 
     Raises:
-        BadCheckpoint: a link to nothing or to a folder, or a LoRA adapter, which would be left out in silence.
+        BadCheckpoint: there is a broken link, a link to a folder, or a LoRA adapter, which would be dropped silently.
     """
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)

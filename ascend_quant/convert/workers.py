@@ -22,7 +22,7 @@ ON_DEVICES = 4
 
 
 class Stopped(Exception):
-    """Another shard has failed."""
+    """Raised in a worker after another shard has failed."""
 
 
 def write_shards(
@@ -34,15 +34,15 @@ def write_shards(
     quantizer: Callable[[], Quantizer | None],
     report: Callable[[int], None],
 ) -> Iterator[tuple[str, Digest]]:
-    """Names and digests of shards as they are finished; the first error ends all workers.
+    """Yield names and digests of shards as they are finished; the first error ends all workers.
 
     Args:
-        shards: names of those to be written.
-        quantizer: makes one for a thread; it makes None to undo a quantization.
-        report: is told the bytes of OUT that are done, by any thread.
+        shards: names of the shards to write.
+        quantizer: creates a quantizer for a thread, or returns None if the conversion dequantizes.
+        report: called by any thread with the finished bytes of OUT.
 
     Raises:
-        BadCheckpoint: what is in IN cannot be read, or not be converted.
+        BadCheckpoint: a tensor of IN cannot be read or converted.
     """
     stop = Event()
 
@@ -84,6 +84,6 @@ def one_thread() -> Iterator[None]:
 
 
 def default_workers(device: str) -> int:
-    """Return the default number of threads: one a usable core on CPUs, at most a few that share an accelerator."""
+    """Return the default number of threads: one per usable core on CPUs, at most a few that share an accelerator."""
     cores = len(os.sched_getaffinity(0))
     return cores if device == "cpu" else min(cores, ON_DEVICES)

@@ -1,8 +1,7 @@
 """verl's FSDP checkpoints, one file per rank: the shards of all ranks are merged one tensor at a time.
 
 A shard's pickle is loaded with torch's weights_only unpickler, which runs no code. verl's `model_merger` is not used:
-it unpickles whatever is there, leaves a tied head out though it is another one, and keeps a LoRA adapter beside the
-model.
+it unpickles arbitrary objects, drops a tied head even if its values differ, and does not merge LoRA adapters.
 """
 
 import logging
@@ -18,18 +17,19 @@ from ascend_quant.files.documents import read_json
 from ascend_quant.profile.checkpoints import BadCheckpoint
 
 CONFIG = "fsdp_config.json"
-MESHES = "torch.distributed.device_mesh"  # warns at every shard that there is no process group; none is needed
+MESHES = "torch.distributed.device_mesh"  # warns that there is no process group
 
 
 class Shards:
     """The files of all ranks, mapped into memory.
 
     Attributes:
-        names: of the tensors, as the trained module has them.
+        names: names of the tensors in the trained module.
 
     Raises:
         BadDocument: the number of ranks cannot be read.
-        BadCheckpoint: it is none, or a rank's file is missing, cut off, holds more than tensors, or other ones.
+        BadCheckpoint: it is not such a checkpoint, or a rank's file is missing, truncated, or has other tensors or
+            objects.
     """
 
     def __init__(self, folder: Path):
@@ -46,10 +46,10 @@ class Shards:
                 raise BadCheckpoint(f"{path} and {paths[0].name} differ in {differing[0]}; copy the checkpoint again")
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a whole tensor of all ranks, in the dtype that it was trained in.
+        """Return a whole tensor, merged from all ranks, in the dtype in which it was trained.
 
         Raises:
-            BadCheckpoint: it is not there, laid out in a way that is not known, or its parts are not one tensor.
+            BadCheckpoint: there is no such tensor, its layout is not supported, or its parts do not form one tensor.
         """
         if name not in self._ranks[0]:
             raise BadCheckpoint(f"{self.folder} has no tensor {name}")
@@ -70,7 +70,8 @@ class Shards:
         return whole
 
     def _layout(self, name: str, tensor: DTensor) -> tuple[list[int], int | None]:
-        """The ranks of one replica, in order, and the dimension that a tensor is cut along; None where each has all."""
+        """Return the ranks of one replica, in order, and the dimension over which a tensor is sharded (None if
+        replicated)."""
         mesh, placements = tensor.device_mesh.mesh, tensor.placements
         cut = [at for at, placement in enumerate(placements) if not isinstance(placement, Replicate)]
         if len(cut) > 1 or any(type(placements[at]) is not Shard for at in cut) or mesh.max() >= len(self._ranks):
@@ -85,7 +86,7 @@ class Shards:
 
 
 def _read(shard: Path) -> Mapping[str, torch.Tensor]:
-    """Read a rank's file; raise BadCheckpoint unless it holds tensors alone."""
+    """Read a rank's file; raise BadCheckpoint unless it contains only tensors."""
     try:
         return torch.load(shard, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
@@ -94,5 +95,5 @@ def _read(shard: Path) -> Mapping[str, torch.Tensor]:
         raise BadCheckpoint(
             f"{shard} contains more than tensors ({said:.200}); it was not loaded, and no code in it was run"
         ) from error
-    except Exception as error:  # a file that is cut off raises anything
+    except Exception as error:  # a truncated file can raise any exception
         raise BadCheckpoint(f"{shard} cannot be read ({error!r:.200}); copy the checkpoint again") from error

@@ -5,7 +5,7 @@
     base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight   (R, K)
     base_model.model.model.layers.0.self_attn.q_proj.lora_B.default.weight   (N, R)
 
-A layer becomes W + alpha / R * B A, in float32. verl notes R and alpha beside the shards.
+A layer becomes W + alpha / R * B A, in float32. verl stores R and alpha next to the shards.
 """
 
 from collections.abc import Iterator
@@ -23,11 +23,12 @@ ADAPTER, PARTS = ".lora_", ("A.default.weight", "B.default.weight")
 
 
 def merged(shards: Shards, expected: Expected) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of the model, in the dtype that it was trained in or, where an adapter is merged, float32.
+    """Yield every tensor of the model, in the dtype in which it was trained, or float32 if an adapter is merged into
+    it.
 
     Raises:
-        BadCheckpoint: an adapter without its model, more than lora_A and lora_B of linear layers, of a layer that is
-            tied to another, or of unknown or differing rank and alpha; what `Shards.tensor` raises.
+        BadCheckpoint: an adapter has no base model, has more than lora_A and lora_B of linear layers, belongs to a tied
+            layer, or has an unknown or wrong rank or alpha; or see `Shards.tensor`.
     """
     adapters = {name for name in shards.names if ADAPTER in name}
     if adapters and len(adapters) == len(shards.names):
@@ -56,7 +57,7 @@ def _own(name: str) -> str:
 
 
 def _layer(name: str, expected: Expected) -> str:
-    """The layer that a part of an adapter is of."""
+    """Return the layer to which a part of an adapter belongs."""
     layer, _, part = _own(name).partition(ADAPTER)
     if part not in PARTS or layer not in expected.linear:
         raise BadCheckpoint(

@@ -4,9 +4,9 @@
     decoder.layers.3.mlp.linear_fc1.weight            (2 I, K)                 gate and up of one, where layers differ
     decoder.layers.mlp.experts.experts.linear_fc1.weight  (layers, E, 2 I, K)  gate and up of all experts
 
-Megatron keeps the heads of a key-value group together: q of the group, its k, its v, then the next group. The names
-are verl's own converters' (verl.models.mcore), which know each architecture. verl's `model_merger` is not used: it
-builds the model, which needs CUDA for a random state and TransformerEngine for the layers, and holds all of it.
+Megatron stores the heads by key-value group: q of the group, its k, its v, then the next group. Names are converted by
+verl's converters (verl.models.mcore), which know each architecture. verl's `model_merger` is not used: it builds the
+whole model in memory, which needs CUDA and TransformerEngine.
 """
 
 import re
@@ -24,14 +24,14 @@ from ascend_quant.schemes.tensors import FLOATS
 LAYERS = "decoder.layers."
 EXPERTS = ".experts.experts."
 NOT_WEIGHTS = ("optimizer", "chained_", "rng_state", "opt_param_scheduler", "lr_scheduler", "rerun_state_machine_state")
-ADAPTER = ".adapter."  # as Megatron-Bridge names the parts of LoRA
-KEPT = ".expert_bias"  # a correction in float32, which engines read in float32
-NEEDED = ("num_hidden_layers", "num_attention_heads", "vocab_size")  # of config.json
-PADDED = ("embedding.word_embeddings.weight", "output_layer.weight")  # to a multiple that Megatron likes
+ADAPTER = ".adapter."  # Megatron-Bridge's names of LoRA parameters contain this
+KEPT = ".expert_bias"  # a correction in float32, which engines keep in float32
+NEEDED = ("num_hidden_layers", "num_attention_heads", "vocab_size")  # keys of config.json
+PADDED = ("embedding.word_embeddings.weight", "output_layer.weight")  # padded to a multiple
 
 
 class Slice(NamedTuple):
-    """A parameter: Megatron's name in a model on one rank, and where it is stored."""
+    """A parameter: its name in a Megatron model on one rank, and its position in the checkpoint."""
 
     name: str
     key: str
@@ -56,14 +56,14 @@ class Names:
         self._converter = _converter(config)
 
     def tensors(self, name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors that a parameter holds, in BF16 (the router's correction: in its own dtype).
+        """Yield the tensors of a parameter, in BF16 (the router's correction in its own dtype).
 
         Args:
-            parameter: with values, or on device meta, for the names and shapes alone.
+            parameter: the parameter, or a meta tensor if only names and shapes are needed.
 
         Raises:
-            BadCheckpoint: a parameter that verl does not know, of a shape that it cannot have, or with values that are
-                NaN or infinite, or will be in BF16.
+            BadCheckpoint: verl does not know the parameter, its shape is impossible, or its values are NaN or infinite,
+                or become so in BF16.
         """
         if name in PADDED:
             parameter = self._unpadded(name, parameter)
@@ -93,7 +93,7 @@ class Names:
         return w_VH[:tokens]
 
     def _parts(self, name: str, parameter: torch.Tensor) -> list[torch.Tensor]:
-        """q, k and v; gate and up; or the parameter alone."""
+        """Return q, k and v; gate and up; or the parameter itself."""
         if re.search(r"linear_fc1\.weight\d*$", name):
             return list(parameter.chunk(2))
         if re.search(r"linear_qkv\.(weight|bias)$", name):
@@ -132,10 +132,10 @@ def _converter(config: Mapping[str, Any]) -> Any:
 
 
 def slices(stored: TorchDist, config: Mapping[str, Any]) -> list[Slice]:
-    """Every parameter, layer by layer.
+    """Yield every parameter, layer by layer.
 
     Raises:
-        BadCheckpoint: a layer is missing, or there are more than the model has; a weight is no float, or of an adapter.
+        BadCheckpoint: a layer is missing or unexpected, or a weight is not a float or belongs to an adapter.
     """
     if adapters := [key for key in stored.sizes if ADAPTER in key]:
         raise BadCheckpoint(
@@ -163,7 +163,7 @@ def _is_weight(key: str) -> bool:
 
 
 def _unstacked(key: str, size: tuple[int, ...]) -> Iterator[Slice]:
-    """The parameters that a stored tensor holds: of all layers, of all experts, or one."""
+    """Yield the parameters that a stored tensor contains: of all layers, of all experts, or a single one."""
     if not key.startswith(LAYERS):
         yield Slice(key, key, ())
         return
@@ -178,7 +178,7 @@ def _experts(name: str, key: str, leading: tuple[int, ...], size: tuple[int, ...
     if EXPERTS not in name:
         yield Slice(name, key, leading)
         return
-    for expert in range(size[len(leading)]):  # Megatron's own name on one rank: mlp.experts.linear_fc1.weight7
+    for expert in range(size[len(leading)]):  # Megatron's name on one rank: mlp.experts.linear_fc1.weight7
         yield Slice(f"{name.replace(EXPERTS, '.experts.')}{expert}", key, (*leading, expert))
 
 

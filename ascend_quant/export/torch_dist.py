@@ -1,11 +1,11 @@
-"""Slices of tensors of a Megatron `torch_dist` checkpoint, read from the files that the ranks have written.
+"""Slices of the tensors of a Megatron `torch_dist` checkpoint, read from the files that the ranks have written.
 
-torch_dist is the format of torch.distributed.checkpoint: `.metadata` says which piece of which tensor is where in the
-*.distcp files. A tensor can be all layers' experts at once, far larger than memory; its reader reads a slice from the
-pieces alone. No process group, no GPU and no Megatron is needed.
+torch_dist is the format of torch.distributed.checkpoint: `.metadata` maps pieces of tensors to positions in the
+*.distcp files. A tensor may contain the experts of all layers and be far larger than memory, so slices are read from
+their pieces. No process group, GPU or Megatron is needed.
 
-`.metadata` is a pickle, and a checkpoint may be from anybody. A pickle can run any code that it names; so only
-classes of that package may be built, and no other name is even looked up.
+`.metadata` is a pickle, which can run any code, and the checkpoint may be untrusted. So only classes of that package
+may be constructed, and other names are not looked up.
 """
 
 import pickle
@@ -26,7 +26,7 @@ CLASSES = {
         *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata"),
         *("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING"),
     ),
-    planner: ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData"),  # Megatron keeps plans
+    planner: ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData"),  # Megatron stores plans
     filesystem: ("_StorageInfo",),
     torch: ("Size",),
     torch.serialization: ("_get_layout",),
@@ -42,12 +42,12 @@ PATHS = ("Path", "PosixPath", "PurePosixPath")
 
 
 class _NotKnown(Exception):
-    """A pickle names what no `.metadata` has."""
+    """Raised if a pickle refers to a name that no `.metadata` has."""
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Return one of the known classes, or raise: pickle calls this for all that it looks up."""
+        """Return one of the known classes; raise _NotKnown for other names. pickle calls this for every name."""
         if module.partition(".")[0] == "pathlib" and name in PATHS:
             return PurePosixPath
         if (module, name) not in KNOWN:
@@ -56,10 +56,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_metadata(path: Path) -> Metadata:
-    """Read which tensors a checkpoint holds, and where.
+    """Read the names and positions of a checkpoint's tensors.
 
     Raises:
-        BadCheckpoint: it cannot be read, names other classes, or has pieces outside of the folder.
+        BadCheckpoint: the file cannot be read, refers to other classes, or to pieces outside of the folder.
     """
     try:
         with path.open("rb") as file:
@@ -69,7 +69,7 @@ def read_metadata(path: Path) -> Metadata:
             f"{path} is a pickle that refers to {str(error)!r:.120}, which no checkpoint needs; it was not "
             "loaded, and no code in it was run"
         ) from error
-    except Exception as error:  # a pickle that is cut off raises anything
+    except Exception as error:  # a truncated pickle can raise any exception
         raise BadCheckpoint(f"{path} cannot be read ({error!r:.200}); copy the checkpoint again") from error
     if not isinstance(found, Metadata):
         raise BadCheckpoint(f"{path} is not checkpoint metadata: it contains a {type(found).__name__}")
@@ -84,15 +84,15 @@ class TorchDist:
     """A checkpoint folder.
 
     Attributes:
-        sizes: of every tensor, by its key.
-        dtypes: of every tensor, by its key.
+        sizes: sizes of all tensors, by key.
+        dtypes: dtypes of all tensors, by key.
     """
 
     def __init__(self, folder: Path):
         """Read `.metadata`.
 
         Raises:
-            BadCheckpoint: there is none, or what `read_metadata` refuses.
+            BadCheckpoint: there is none, or see `read_metadata`.
         """
         self.folder = folder
         found = read_metadata(folder / ".metadata")
@@ -104,10 +104,10 @@ class TorchDist:
         self.dtypes = {key: one.properties.dtype for key, one in self._tensors.items()}
 
     def read(self, key: str, leading: Sequence[int] = ()) -> torch.Tensor:
-        """The slice [leading[0], leading[1], ...] of a tensor, in the dtype it was saved in.
+        """Read the slice [leading[0], leading[1], ...] of a tensor, in the dtype in which it was saved.
 
         Raises:
-            BadCheckpoint: a file is missing or cut off, or no piece holds some of the slice.
+            BadCheckpoint: a file is missing or truncated, or the pieces do not cover the slice.
         """
         size = self.sizes[key]
         offsets = torch.Size((*leading, *(0 for _ in size[len(leading) :])))
@@ -122,7 +122,7 @@ class TorchDist:
         slice_ = torch.empty(sizes, dtype=self.dtypes[key])
         try:
             self._reader.read_data(LoadPlan(items), _Into(slice_))
-        except Exception as error:  # a missing file, or a piece that is cut off, raises anything
+        except Exception as error:  # a missing file or a truncated piece can raise any exception
             raise BadCheckpoint(
                 f"{self.folder}: {key} cannot be read ({error!r:.200}); copy the checkpoint again"
             ) from error
@@ -130,7 +130,7 @@ class TorchDist:
 
 
 class _Into(DefaultLoadPlanner):
-    """The planner by which a reader puts the pieces of one tensor into their places of a slice."""
+    """A load planner that copies the pieces of one tensor into a slice."""
 
     def __init__(self, slice_: torch.Tensor):
         super().__init__()

@@ -34,13 +34,13 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Trained:
-    """A checkpoint.
+    """A trainer's checkpoint.
 
     Attributes:
         kind: hugging-face, torch_dist or fsdp.
-        folder: where its weights are.
+        folder: folder of its weights.
         model: a folder with config.json and the tokenizer, if the checkpoint has one.
-        step: of the training, where the folder's name says it.
+        step: training step, if the folder's name contains it.
     """
 
     kind: str
@@ -50,10 +50,10 @@ class Trained:
 
 
 def find(checkpoint: Path) -> Trained:
-    """Find the kind of a trainer's checkpoint; the folder above its steps (the newest), a step, or its actor will do.
+    """Detect a trainer's checkpoint in a folder of steps (of which the newest is used), a step, or its actor's folder.
 
     Raises:
-        BadCheckpoint: nothing that is known.
+        BadCheckpoint: there is no known checkpoint.
     """
     if not checkpoint.is_dir():
         raise BadCheckpoint(f"{checkpoint} is not a folder")
@@ -75,7 +75,7 @@ def find(checkpoint: Path) -> Trained:
 
 
 def _candidates(checkpoint: Path) -> Iterator[Path]:
-    """The folder, its newest step (verl's and Megatron's names for it), and their actors."""
+    """Yield the folder, its newest step (by verl's and Megatron's names), and their actors."""
     folders, newest = [checkpoint], checkpoint / "latest_checkpointed_iteration.txt"
     if newest.is_file():
         step = read_text(newest).strip()
@@ -92,7 +92,7 @@ def _candidates(checkpoint: Path) -> Iterator[Path]:
 
 
 def _step(folder: Path) -> int | None:
-    """The training step in a folder's name or its parent's: verl's global_step_N, Megatron's iter_N; None without."""
+    """Return the step in a folder's name or its parent's: verl's global_step_N, Megatron's iter_N; None without one."""
     places = (folder.absolute(), folder.absolute().parent)
     return next((int(found[1]) for one in places if (found := re.fullmatch(STEP, one.name))), None)
 
@@ -107,11 +107,11 @@ def write_bf16(trained: Trained, out: Path, model: Path | None, progress: Progre
     Args:
         out: a folder that is empty or does not exist.
         model: a folder with the model's config.json and tokenizer; None for the checkpoint's own.
-        progress: is told how many of how many parameters are done.
+        progress: called with the finished and total number of parameters.
 
     Raises:
-        BadCheckpoint: the model's folder is missing or another model's, or the checkpoint is damaged, lacks a tensor,
-            holds more than weights, or weights that are NaN or infinite.
+        BadCheckpoint: the model's folder is missing or belongs to another model; or the checkpoint is damaged, lacks a
+            tensor, contains other objects, or has weights that are NaN or infinite.
         BadDocument: config.json cannot be read.
     """
     model = model or trained.model
@@ -121,7 +121,7 @@ def write_bf16(trained: Trained, out: Path, model: Path | None, progress: Progre
             if model is None
             else f"--hf-model {model} has no config.json"
         )
-    list(other_files(model))  # an error now for what cannot be carried over
+    list(other_files(model))  # raises an error now if a file cannot be copied
     config = read_config(model)
     if trained.kind == "fsdp":
         state = _state(Shards(trained.folder), Expected(model, config), progress)
@@ -136,11 +136,11 @@ def write_bf16(trained: Trained, out: Path, model: Path | None, progress: Progre
 
 
 def _state(shards: Shards, expected: Expected, progress: Progress) -> Mapping[str, torch.Tensor]:
-    """The tensors of FSDP's shards in BF16, as a checkpoint of the model has them.
+    """Yield the tensors of FSDP's shards in BF16, under the names of the model's checkpoint.
 
     Raises:
-        BadCheckpoint: they are not the model's, not finite, or one is not the one that config.json ties it to, as FSDP2
-            leaves it, which trains both.
+        BadCheckpoint: the tensors are not the model's or not finite, or a tied tensor differs from its counterpart, as
+            after FSDP2, which trains both.
     """
     state = {}
     for done, (name, tensor) in enumerate(merged(shards, expected)):
@@ -160,7 +160,7 @@ def _state(shards: Shards, expected: Expected, progress: Progress) -> Mapping[st
 
 
 def _shapes(stored: TorchDist, names: Names, parameters: Sequence[Slice]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors that will be written; nothing is read."""
+    """Return the shapes of the tensors that will be written, without reading them."""
     found = {}
     for one in parameters:
         size = stored.sizes[one.key][len(one.leading) :]
@@ -183,11 +183,11 @@ def _tensors(
 def _write_folder(
     out: Path, tensors: Iterator[tuple[str, torch.Tensor]], model: Path, config: Mapping[str, Any]
 ) -> None:
-    """Write the tensors, the index, what else a model's folder holds, and config.json last.
+    """Write the tensors, the index, the model folder's other files, and config.json last.
 
     Args:
-        out: a folder that is empty.
-        model: a folder whose tokenizer, templates and so on are carried over.
+        out: an empty folder.
+        model: a folder whose tokenizer, templates and other files are copied.
     """
     from safetensors.torch import save_file
 
@@ -218,7 +218,7 @@ def _parts(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[dict[str, to
 
 
 def _index(out: Path, place: Mapping[str, Path], total: int) -> None:
-    """Name the files by their number of all, and say which tensor is in which."""
+    """Number the files, and return the index that maps tensors to files."""
     paths = list(dict.fromkeys(place.values()))
     names = {path: f"{path.stem}-of-{len(paths):05d}.safetensors" for path in paths}
     for path, name in names.items():

@@ -1,5 +1,5 @@
-"""Files of every kind: read with errors that name the line, written whole or not at all.
+"""Reading and writing of files: errors name the line, and writes are atomic.
 
 documents.py    JSON and YAML: an error names the file, the line and the key
-whole_file.py   writes a file whole or not at all
+whole_file.py   atomic file writes
 """

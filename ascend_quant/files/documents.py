@@ -1,7 +1,7 @@
-"""Reads JSON and YAML; an error names the file, and the line and the key where there is one.
+"""Reading of JSON and YAML, with errors that name the file, and the line and key if there is one.
 
-Duplicate YAML keys are refused, since the last one would silently win. So are numbers that only YAML 1.1 reads, such
-as 8 (010), 90 (1:30) or 1000 (1_000). Exponents are numbers as in YAML 1.2 (1e-6).
+Duplicate YAML keys are errors, since the last one would silently win. So are numbers that only YAML 1.1 has, such as
+010 (8), 1:30 (90) or 1_000 (1000). Exponents are numbers, as in YAML 1.2 (1e-6).
 """
 
 import json
@@ -12,14 +12,14 @@ from typing import Any, TypeGuard
 
 
 class BadDocument(ValueError):
-    """A text that is not the JSON or YAML that it should be; the message begins with where it is from."""
+    """Raised for a text that is not the expected JSON or YAML; the message begins with its source."""
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Return the object in a JSON file.
 
     Raises:
-        BadDocument: it cannot be read, is no JSON, or holds no object.
+        BadDocument: the file cannot be read, is not JSON, or is not an object.
     """
     content = parse_json(read_text(file), str(file))
     if not is_object(content):
@@ -28,10 +28,10 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """The mapping in a YAML file.
+    """Return the mapping in a YAML file.
 
     Raises:
-        BadDocument: it cannot be read, is no YAML, or holds no mapping.
+        BadDocument: the file cannot be read, is not YAML, or is not a mapping.
     """
     content = parse_yaml(read_text(file), str(file))
     if not is_object(content):
@@ -40,10 +40,10 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
 
 def read_text(file: Path) -> str:
-    """A file's text, in UTF-8.
+    """Return the text of a UTF-8 file.
 
     Raises:
-        BadDocument: it is not there, cannot be read, or has other bytes.
+        BadDocument: the file does not exist, cannot be read, or is not UTF-8.
     """
     try:
         return Path(file).read_text(encoding="utf-8")
@@ -58,7 +58,7 @@ def parse_json(text: str, source: str) -> Any:
         source: where it is from, for messages.
 
     Raises:
-        BadDocument: it is no JSON.
+        BadDocument: the text is not JSON.
     """
     try:
         return json.loads(text)
@@ -73,8 +73,8 @@ def parse_yaml(text: str, source: str) -> Any:
         source: where it is from, for messages.
 
     Raises:
-        BadDocument: it is no YAML, holds what is neither a number, a text, a list nor a mapping, a key stands twice, or
-            a number is not plain decimal (its value may be a secret, and is not shown).
+        BadDocument: the text is not YAML; has a value other than numbers, strings, lists and mappings; has a duplicate
+            key; or has a number that is not plain decimal (the message omits it, since it may be a secret).
     """
     import yaml
 
@@ -83,17 +83,17 @@ def parse_yaml(text: str, source: str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f" in line {error.problem_mark.line + 1}"
         raise BadDocument(f"{source} is not valid YAML: {error.problem}{line}") from error
-    except (yaml.YAMLError, ValueError) as error:  # the latter of a date that is none
+    except (yaml.YAMLError, ValueError) as error:  # ValueError for an invalid date
         raise BadDocument(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def is_object(content: object) -> TypeGuard[dict[str, Any]]:
-    """Return whether this was a JSON object or a YAML mapping, whose keys are text."""
+    """Return whether a value was a JSON object or a YAML mapping, with string keys."""
     return isinstance(content, dict)
 
 
 def is_array(content: object) -> TypeGuard[list[Any]]:
-    """Return whether this was a JSON array or a YAML sequence."""
+    """Return whether a value was a JSON array or a YAML sequence."""
     return isinstance(content, list)
 
 
@@ -103,7 +103,7 @@ def _kind(content: Any) -> str:
 
 @cache
 def _loader() -> type:
-    """YAML's safe loader with the rules of the first lines here."""
+    """Return YAML's safe loader with the rules given at the top of this file."""
     import yaml
 
     class Loader(yaml.SafeLoader):

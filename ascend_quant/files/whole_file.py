@@ -1,6 +1,6 @@
-"""A file that is written whole or not at all: on a full disk, or after a kill, what was there is there still.
+"""Atomic file writes: on a full disk or after a kill, the previous content is unchanged.
 
-Commands ask `why_no_file` before their work: hours of it would end in a traceback.
+Commands call `why_no_file` before they begin, so that hours of work do not end in an error.
 """
 
 import os
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def why_no_file(file: Path, in_new_folders: bool = False) -> str | None:
-    """Return why no file can be written there, as its name and its folder tell; None if one can.
+    """Return why no file can be written at a path, as far as name and folder tell; None if one can.
 
     Args:
-        in_new_folders: whether missing folders will be made.
+        in_new_folders: whether missing folders will be created.
     """
     if not file.name or file.is_dir():
         return f"{file}: is a folder; name a file"
@@ -21,12 +21,12 @@ def why_no_file(file: Path, in_new_folders: bool = False) -> str | None:
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
-    """Write `content` beside the file, text in UTF-8, then put it in its place. A link stays one; so does the mode.
+    """Write `content` (str as UTF-8) next to the file, then rename; keeps symbolic links and the mode.
 
-    A device or a pipe is written to as it is.
+    A device or a pipe is written directly.
 
     Raises:
-        OSError: it cannot be written; what was there stays.
+        OSError: the file cannot be written; the previous content is kept.
     """
     content = content.encode() if isinstance(content, str) else content
     if file.exists() and not file.is_file():
@@ -34,7 +34,7 @@ def write_whole(file: Path, content: str | bytes) -> None:
         return
     target = Path(os.path.realpath(file))
     new = target.parent / f".{target.name}.{os.getpid()}.new"
-    new.unlink(missing_ok=True)  # of a process that was killed, and of the same number: in a container they all are 1
+    new.unlink(missing_ok=True)  # left by a killed process with the same id, as in containers, where it is always 1
     with open(new, "xb") as opened:
         try:
             opened.write(content)

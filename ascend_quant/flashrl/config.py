@@ -1,11 +1,11 @@
-"""FlashRL's YAML file: a list `configs`, of which data-parallel replica r uses number r mod its length.
+"""FlashRL's YAML file: a list `configs`; data-parallel replica r uses entry r modulo its length.
 
     configs:
     - {fn: int8, model: W8A8, profile: profile.pt, load_format: auto, distributed_executor_backend: external_launcher}
     - {fn: bf16}
 
-Keys that FlashRL would act on and this project does not are kept, and `Replica.disregarded` says why. Columns of
-`setup` hold YAML, where FlashRL's hold Python code.
+Keys that only FlashRL uses are kept, and `Replica.disregarded` explains them. Columns of `setup` contain YAML;
+FlashRL's contain Python code.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from ascend_quant.flashrl.files import ConfigError, find, find_profile, is_profi
 from ascend_quant.flashrl.functions import FUNCTIONS, Function
 
 QUANTIZATION = "ascend_quant"  # our plugin's name in vLLM
-HUB_CONFIG = "flashrl_config.yaml"  # FlashRL's name for it in the repositories on the hub
+HUB_CONFIG = "flashrl_config.yaml"  # FlashRL's name for it in hub repositories
 NOT_FOLLOWED = {
     "model": (
         "the engine loads its own model and quantizes the weights that it receives, not those of a quantized checkpoint"
@@ -31,18 +31,19 @@ NOT_FOLLOWED = {
     "distributed_executor_backend": "the engine's own setting is used; external_launcher excludes asynchronous servers",
     "module_attribute_to_preserve": "it configures FlashRL's reloading, which is not used here",
 }
-SHOWN_FAULTS = 3  # of a file
+SHOWN_FAULTS = 3  # per file
 
 
 class Replica(BaseModel):
-    """An entry of `configs`. Keys that are not fields are kept as they are; FlashRL allows any.
+    """An entry of `configs`. Keys that are not fields are kept; FlashRL allows any.
 
     Attributes:
         fn: a name from `FUNCTIONS`; int8 if absent, as in FlashRL.
         profile: path or hub name of a profile; its smoothing factors are kept through every refit.
-        frozen_scales: ours: quantize with the profile's scales instead of the weights' own.
+        frozen_scales: ours: whether to quantize with the profile's scales instead of the weights' own.
         ignore: ours: layers that keep their dtype, in vLLM's patterns.
-        model, load_format, distributed_executor_backend, module_attribute_to_preserve, quantization: for FlashRL alone.
+        model, load_format, distributed_executor_backend, module_attribute_to_preserve, quantization: used only by
+            FlashRL.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -80,7 +81,7 @@ class Replica(BaseModel):
         """Return the options of our vLLM plugin, `engine.options.Options`.
 
         Raises:
-            ConfigError: the profile is neither here nor on the hub, from which it is downloaded.
+            ConfigError: the profile is neither a local file nor on the hub, from which it is downloaded.
         """
         options: dict[str, Any] = {"scheme": self.function.scheme}
         if self.profile and self.function.scheme == "int8":
@@ -92,7 +93,7 @@ class Replica(BaseModel):
         return options
 
     def disregarded(self) -> list[str]:
-        """A line for each key that is read but not followed, with the reason."""
+        """Return a line for each key that is read but not followed, with the reason."""
         reasons = {key: reason for key, reason in NOT_FOLLOWED.items() if getattr(self, key) is not None}
         if self.quantization not in (None, QUANTIZATION):
             reasons["quantization"] = f"fn={self.fn} decides: {QUANTIZATION}, scheme {self.function.scheme}"
@@ -125,7 +126,7 @@ class Config(BaseModel):
         return self.replicas[rank % len(self.replicas)]
 
     def write(self, path: Path) -> None:
-        """Write the YAML file, with the keys that were given and no others, whole or not at all.
+        """Write the YAML file atomically, with only the keys that were given.
 
         Raises:
             OSError: the file cannot be written.
@@ -135,10 +136,10 @@ class Config(BaseModel):
 
 
 def read(path: Path) -> Config:
-    """The config in a YAML file.
+    """Read the config from a YAML file.
 
     Raises:
-        ConfigError: the file cannot be read, is not YAML, or holds what it may not; names the entry and the key.
+        ConfigError: the file cannot be read, is not YAML, or is invalid; the message names the entry and the key.
     """
     try:
         return Config.model_validate(read_yaml(path))
@@ -149,7 +150,7 @@ def read(path: Path) -> Config:
 
 
 def explain(error: ValidationError) -> str:
-    """Return pydantic's error in a line: which key, what is wrong, what it holds."""
+    """Return pydantic's error in one line: the key, the problem, and the value."""
     found = [(".".join(map(str, each["loc"])), each["msg"], each["input"]) for each in error.errors()]
     said = [f"{where or 'the file':.200}: {what} (found {value!r:.200})" for where, what, value in found]
     more = [f"and {len(said) - SHOWN_FAULTS} more"] if len(said) > SHOWN_FAULTS else []
@@ -157,10 +158,10 @@ def explain(error: ValidationError) -> str:
 
 
 def check_is_config(path: Path) -> None:
-    """Check that a file that is to be replaced is empty or has `configs`, whatever they say.
+    """Check that a file to be replaced is empty or has `configs`, of any content.
 
     Raises:
-        ConfigError: it is another program's, or not a file.
+        ConfigError: the file belongs to another program, or is not a file.
     """
     if not path.is_file():
         raise ConfigError(f"{path} is not a file")
@@ -175,7 +176,7 @@ def resolve(value: str) -> Config:
     """Resolve FLASHRL_CONFIG=`value`: a function, a YAML file, or one on the hub (owner/name, owner/name/path).
 
     Raises:
-        ConfigError: it is none of these (lists them), or the file cannot be used.
+        ConfigError: it is none of these, or the file is invalid; the message lists the functions.
     """
     name = value.strip()
     if name in FUNCTIONS:
@@ -198,12 +199,12 @@ def entry(
     frozen_scales: bool = False,
     columns: Iterable[str] = (),
 ) -> Replica:
-    """The entry that `setup` writes: what FlashRL's writes for `fn`, the options, then the columns.
+    """Return the entry that `setup` writes: FlashRL's keys for `fn`, the options, then the columns.
 
     Raises:
-        ConfigError: a value that is not valid, or a key that is given twice.
+        ConfigError: a value is invalid, or a key is given twice.
     """
-    if profile is not None and is_profile_here(profile):  # workers start in folders of their own
+    if profile is not None and is_profile_here(profile):  # workers have other working directories
         profile = str(Path(expanduser(profile)).absolute())
     given = {"fn": fn, "model": model, "profile": profile, "frozen_scales": frozen_scales or None}
     options = {key: value for key, value in given.items() if value is not None}
@@ -218,10 +219,10 @@ def entry(
 
 
 def parse(columns: Iterable[str]) -> dict[str, object]:
-    """The columns as a mapping: `a=1 "b=[x, y]"` gives {"a": 1, "b": ["x", "y"]}.
+    """Parse the columns as a mapping: `a=1 "b=[x, y]"` gives {"a": 1, "b": ["x", "y"]}.
 
     Raises:
-        ConfigError: a column without "=" or without a key, a key given twice, or a value that is not plain YAML.
+        ConfigError: a column lacks "=" or a key, a key is given twice, or a value is not plain YAML.
     """
     values: dict[str, object] = {}
     for column in columns:
@@ -238,7 +239,7 @@ def parse(columns: Iterable[str]) -> dict[str, object]:
 
 
 def notes(replica: Replica) -> list[str]:
-    """Lines for the user of `setup` on what cannot be told from the entry alone."""
+    """Return remarks for the user of `setup` that the entry itself does not show."""
     lines = []
     if replica.profile and not is_profile_here(replica.profile):
         lines.append(

@@ -13,17 +13,17 @@ HUB_FILE = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)/(?P<file>\w.*)")
 
 
 class ConfigError(ValueError):
-    """A config, or a file that it names, cannot be used; says which and why."""
+    """Raised if a config, or a file that it names, cannot be used; the message says which and why."""
 
 
 def find(value: str) -> Path:
-    """The file called `value`, downloaded if it is not a path here; an absolute path.
+    """Return the absolute path of the file `value`, which is downloaded if it is not local.
 
     Raises:
-        ConfigError: no such file here, and not on the hub or the hub is not reachable.
+        ConfigError: there is no such local file, and it is not on the hub or the hub is not reachable.
     """
     path = os.path.expanduser(value)
-    if os.path.isfile(path):  # Path's own methods raise for a name that no file system takes
+    if os.path.isfile(path):  # Path's methods raise errors for invalid names
         return Path(path).absolute()
     if os.path.exists(path):
         raise ConfigError(f"{value} is not a file")
@@ -34,20 +34,20 @@ def find(value: str) -> Path:
 
 
 def find_profile(value: str) -> Path:
-    """The profile called `value` (see `profile_files`), downloaded if it is not here; an absolute path.
+    """Return the absolute path of the profile `value` (see `profile_files`), which is downloaded if it is not local.
 
     Raises:
-        ConfigError: as `find`.
+        ConfigError: see `find`.
     """
     first, *_ = [find(str(file)) for file in profile_files(value)]
     return first
 
 
 def profile_files(value: str) -> tuple[Path, ...]:
-    """The files that make up a profile: FlashRL's `.pt`, or our `.safetensors` and `.json`.
+    """Return the names of the files of a profile: FlashRL's `.pt`, or our `.safetensors` and `.json`.
 
     Raises:
-        ConfigError: `value` is the name of no file.
+        ConfigError: `value` is not a file name.
     """
     path = Path(value)
     if not path.name:
@@ -56,22 +56,22 @@ def profile_files(value: str) -> tuple[Path, ...]:
 
 
 def is_profile_here(value: str) -> bool:
-    """Return whether all files of a profile lie on this machine."""
+    """Return whether all files of a profile are local."""
     return all(os.path.isfile(os.path.expanduser(file)) for file in profile_files(value))
 
 
 def download(repository: str, file: str) -> Path:
-    """A file of a repository of the hub, or of the hub's cache on this machine.
+    """Return the path of a file of a hub repository, from this machine's cache or downloaded.
 
     Raises:
-        ConfigError: with what the hub's client said.
+        ConfigError: the download failed; the message has the client's error.
     """
     from huggingface_hub import hf_hub_download
 
     logger.info("asking the Hugging Face hub for %s of %s", file, repository)
     try:
         return Path(hf_hub_download(repo_id=repository, filename=file))
-    except (OSError, ValueError) as error:  # what the client's own errors are made of, and those of the network
+    except (OSError, ValueError) as error:  # the base classes of the client's and the network's errors
         said = str(error).strip(" .\n") or type(error).__name__
         raise ConfigError(
             f"there is no local file {repository}/{file}, and downloading {file} of {repository} from the hub "

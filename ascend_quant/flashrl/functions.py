@@ -27,8 +27,8 @@ class Function:
 
     Attributes:
         scheme: a name from `ascend_quant.schemes`.
-        meaning: one line: what the name maps to, and how that differs from FlashRL's.
-        flashrl_keys: what FlashRL's `setup` writes beside `fn`, so that FlashRL can use a file that was written here.
+        meaning: description of the function, and its difference from FlashRL's, in one line.
+        flashrl_keys: keys that FlashRL's `setup` writes besides `fn`, so that FlashRL can use our files.
         flashrl_needs_profile: whether FlashRL cannot run it without a quantized model and its profile.
     """
 

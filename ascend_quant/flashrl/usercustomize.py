@@ -1,7 +1,7 @@
-"""The block that FlashRL's `setup` leaves in `usercustomize.py`, which Python runs at every start, and its removal.
+"""The block that FlashRL's `setup` appends to `usercustomize.py`, which Python runs at every start, and its removal.
 
-FlashRL appends a pair of lines; its own `cleanup` only puts "# " before them. Both are removed, and so is `import
-flash_rl` alone on a line. Any other line that names it was not written by FlashRL, and stays.
+FlashRL appends two lines; its own `cleanup` only comments them out. Both forms are removed, as is a line with just
+`import flash_rl`. Other lines that name it were not written by FlashRL, and are kept.
 """
 
 import re
@@ -19,9 +19,9 @@ class Cleaned(NamedTuple):
     """A file without FlashRL's lines.
 
     Attributes:
-        text: what is left.
-        removed: how many blocks were taken out.
-        left: (line number from 1, line) of each that still imports flash_rl, in the text as it was.
+        text: the remaining text.
+        removed: number of removed blocks.
+        left: (line number from 1, line) of each line of the original text that still imports flash_rl.
     """
 
     text: str
@@ -30,15 +30,15 @@ class Cleaned(NamedTuple):
 
 
 def clean(text: str) -> Cleaned:
-    """Take FlashRL's lines out of `text`; all others stay byte for byte."""
+    """Remove FlashRL's lines from `text`; all others are unchanged."""
     kept, removed = OWN.subn("", text)
-    blank = OWN.sub(lambda found: "\n" * found[0].count("\n"), text)  # lines keep their numbers
+    blank = OWN.sub(lambda found: "\n" * found[0].count("\n"), text)  # keeps line numbers
     lines = enumerate(blank.split("\n"), start=1)
     return Cleaned(kept, removed, tuple((number, line.rstrip("\r")) for number, line in lines if IMPORTS.match(line)))
 
 
 def default_path() -> Path:
-    """The file that FlashRL's `setup` writes to, in the environment of the running interpreter."""
+    """Return the file to which FlashRL's `setup` writes in the running interpreter's environment."""
     import site
 
     return Path(site.getsitepackages()[0]) / "usercustomize.py"

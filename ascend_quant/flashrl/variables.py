@@ -21,7 +21,7 @@ SHOW_NOTHING = (logging.FileHandler, logging.NullHandler)
 
 
 class VariableError(ValueError):
-    """An environment variable is unknown or has an invalid value; the message lists the valid ones."""
+    """Raised if an environment variable is unknown or has an invalid value; the message lists the valid ones."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Variables:
         config: argument of `ascend_quant.flashrl.config.resolve`; None: FlashRL's workflow is not used.
         logging_level: one of `LEVELS`; None: not set, which for FlashRL is INFO.
         logging_file: file to which log lines are also appended.
-        lm_head_fp32: compute the lm-head in float32.
-        test_reload: reload the weights after start, and compare.
+        lm_head_fp32: whether to compute the lm_head in float32.
+        test_reload: whether to reload the weights after start, and compare.
         disregarded: a line for each FlashRL variable that has no effect here.
     """
 
@@ -45,12 +45,12 @@ class Variables:
     disregarded: tuple[str, ...] = ()
 
 
-NAMES = {  # in the environment, by the fields of `Variables`
+NAMES = {  # by the fields of `Variables`
     "config": "FLASHRL_CONFIG",
     "logging_level": "FLASHRL_LOGGING_LEVEL",
     "logging_file": "FLASHRL_LOGGING_FILE",
     "lm_head_fp32": "FLASHRL_LMHEAD_FP32",
-    "test_reload": "FLASHRL_TEST_RELOAD",  # FlashRL's list of models is not read: the engine's own is reloaded
+    "test_reload": "FLASHRL_TEST_RELOAD",  # FlashRL's list of models is ignored: the engine's own model is reloaded
 }
 SWITCH = {"0": False, "1": True}
 CHOICES = {"logging_level": {level: level for level in LEVELS}, "lm_head_fp32": SWITCH, "test_reload": SWITCH}
@@ -72,7 +72,7 @@ def from_environment(environment: Mapping[str, str]) -> Variables:
 
 
 def _value(field: str, given: str) -> object:
-    """The value of one field of `Variables`."""
+    """Return the value of one field of `Variables`."""
     if not (text := given.strip()):
         raise VariableError(f"{NAMES[field]} is set but empty: give a value, or unset it")
     if field not in CHOICES:
@@ -118,7 +118,7 @@ def set_up(variables: Variables) -> None:
 
 
 def formatted(handler: logging.Handler) -> logging.Handler:
-    """The handler, with time, logger and level in each line."""
+    """Set the handler's format to time, logger and level in each line."""
     handler.setFormatter(logging.Formatter(FORMAT))
     return handler
 

@@ -2,10 +2,10 @@
 
 The metrics are those of integrations/verl/metrics/estimators.py.
 
-measure.py      which engines sample and score, and the report that comes of it
-prompts.py      what the engines are asked, built in or from a file, as token ids
-engines.py      an engine in a process of its own
+measure.py      the engines that sample and score, and the report
+prompts.py      prompts, built in or from a file, as token ids
+engines.py      an engine in a separate process
 figures.py      KL, importance weights and standard errors, over all tokens and by position
-watch.py        in the BF16 engine's workers: each layer's inputs; layer_errors.py: what quantization does to its output
+watch.py        in the BF16 engine's workers: inputs of layers; layer_errors.py: quantization error of their outputs
 report.py       the tables on a terminal
 """

@@ -1,8 +1,8 @@
-"""One vLLM engine in a process of its own, so that each has the whole device, one after the other.
+"""One vLLM engine at a time in a separate process, so that each has the whole device.
 
-Tokens are sampled at temperature 1 from the whole distribution; log-probabilities are those of that distribution, for
-sampling and for scoring alike ("raw_logprobs": float32, before any penalty or filter). Sampling decodes, token by
-token, from the engine's cache; scoring takes a sequence as one prompt.
+Tokens are sampled at temperature 1 from the whole distribution. Log-probabilities are those of that distribution, in
+both sampling and scoring ("raw_logprobs": float32, before any penalty or filter). Sampling decodes token by token from
+the engine's cache; scoring processes a sequence as one prompt.
 """
 
 import logging
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LAST_WORDS = 8  # lines
+LAST_WORDS = 8  # lines of the log that an error quotes
 ERRORS = 5
 ERROR = re.compile(r"\b[\w.]*(Error|Exception): .+")
 GRACE_SECONDS = 10
@@ -32,21 +32,22 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 class EngineFailed(RuntimeError):
-    """The failure of an engine whose process ended without a result; the message holds its last words."""
+    """Raised if an engine's process ended without a result; the message has the last lines of its log."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The task of an engine: to sample, and to score what others have sampled.
+    """The task of an engine: to sample, and to score sequences of other engines.
 
     Attributes:
-        engine: vLLM's options.
+        engine: vLLM's engine arguments.
         prompts: token ids to sample from.
-        sampling: of vllm.SamplingParams.
-        sequences: to be scored, by the name of the policy that sampled them: each with the token ids `prompt` and
+        sampling: arguments of vllm.SamplingParams.
+        sequences: sequences to score, by the name of the policy that sampled them, each with the token ids `prompt` and
             `response`.
-        watched: the scheme whose layer errors are wanted while the first of them are scored; None for none.
-        every: how many tokens pass for one that is looked at.
+        watched: scheme whose layer errors are measured while the first policy's sequences are scored; None for no
+            measurement.
+        every: every n-th token is measured.
     """
 
     engine: dict[str, Any]
@@ -58,10 +59,10 @@ class Task:
 
 
 def run(task: Task) -> dict[str, Any]:
-    """Carry out a task in a new process; what comes back is that of `work`.
+    """Run a task in a new process, and return the result of `work`.
 
     Raises:
-        EngineFailed: with its last words; the whole log is kept.
+        EngineFailed: the engine failed; the message has the end of its log, which is kept.
     """
     _leave_flashrl_out()
     folder = Path(tempfile.mkdtemp(prefix="ascend-quant-mismatch-"))
@@ -86,7 +87,7 @@ def run(task: Task) -> dict[str, Any]:
 
 
 def _leave_flashrl_out() -> None:
-    """Unset FlashRL's variables, for this process and its children: they would change a BF16 engine."""
+    """Unset FlashRL's variables for this process and its children, since they would change a BF16 engine."""
     if found := [name for name in os.environ if name.startswith("FLASHRL_")]:
         logger.warning("the engines ignore %s: they use this command's options instead", ", ".join(found))
         for name in found:
@@ -94,7 +95,7 @@ def _leave_flashrl_out() -> None:
 
 
 def _end(child: Any) -> None:
-    """Leave nothing of the child's session behind, vLLM's own processes included."""
+    """End all processes of the child's session, including vLLM's."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(child.pid, sign)
@@ -102,14 +103,14 @@ def _end(child: Any) -> None:
 
 
 def last_words(log: str) -> str:
-    """The last lines of a log, after its errors, each once: vLLM's processes tell the cause first, far above."""
+    """Return the last lines of a log, after its error lines: vLLM's processes report the cause first, far above."""
     lines = [line for line in log.splitlines() if line.strip()]
     errors = dict.fromkeys(match[0] for line in lines if (match := ERROR.search(line)))
     return "\n".join([*list(errors)[-ERRORS:], "...", *lines[-LAST_WORDS:]])
 
 
 def _in_child(task: Task, writer: Connection, log: Path) -> None:
-    """The child's main function, in a session of its own, with all output in the log."""
+    """The child's main function, in its own session, with all output in the log."""
     os.setsid()
     with log.open("wb") as file:
         for stream in (1, 2):
@@ -118,18 +119,18 @@ def _in_child(task: Task, writer: Connection, log: Path) -> None:
 
 
 def work(task: Task) -> dict[str, Any]:
-    """Score the given sequences, looking at the layers while the first policy's pass; then sample.
+    """Score the given sequences, measuring layers during the first policy's; then sample.
 
     Returns:
-        scored: by policy, each token's log-probability; layers: what each rank saw of each layer; sampled: sequences
-        with `prompt`, `response` and `rollout`, its tokens' log-probabilities; rescored: those of the same tokens as
-        a prompt, where others were scored too; machine.
+        A dict with scored: each token's log-probability, by policy; layers: the errors of each layer on each rank;
+        sampled: sequences with `prompt`, `response` and `rollout`, the log-probabilities of its tokens; rescored: those
+        of the same tokens as a prompt, if other sequences were scored too; machine.
     """
     from vllm import LLM
 
     from ascend_quant.integrations.vllm import register
 
-    register()  # where the package lies in PYTHONPATH alone
+    register()  # for a package only in PYTHONPATH
     llm = LLM(**task.engine)
     try:
         found: dict[str, Any] = {"scored": {}, "layers": [], "rescored": []}
@@ -149,7 +150,7 @@ def work(task: Task) -> dict[str, Any]:
 
 
 def sampled(llm: "LLM", task: Task) -> list[dict[str, Any]]:
-    """A response to each prompt, of one token at least."""
+    """Return a response to each prompt, with at least one token."""
     from vllm import SamplingParams
 
     wanted = SamplingParams(temperature=1.0, logprobs=0, detokenize=False, **task.sampling)
@@ -163,7 +164,7 @@ def sampled(llm: "LLM", task: Task) -> list[dict[str, Any]]:
 
 
 def scored(llm: "LLM", sequences: list[dict[str, Any]]) -> list[list[float]]:
-    """The log-probabilities of each sequence's response."""
+    """Return the log-probabilities of each sequence's response."""
     from vllm import SamplingParams
 
     wanted = SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
@@ -176,10 +177,10 @@ def scored(llm: "LLM", sequences: list[dict[str, Any]]) -> list[list[float]]:
 
 
 def of_tokens(tokens: list[int], steps: list[dict]) -> list[float]:
-    """The tokens' own among the log-probabilities that vLLM returns.
+    """Return the log-probabilities of the tokens themselves from those that vLLM returns.
 
     Raises:
-        ValueError: one is not finite.
+        ValueError: a log-probability is not finite.
     """
     found = [step[token].logprob for token, step in zip(tokens, steps, strict=True)]
     if bad := [(token, value) for token, value in zip(tokens, found, strict=True) if not isfinite(value)]:
@@ -188,7 +189,7 @@ def of_tokens(tokens: list[int], steps: list[dict]) -> list[float]:
 
 
 def machine() -> dict[str, str]:
-    """Return the device and versions that the figures are measured with."""
+    """Return the device and versions of the measurement."""
     import torch
     from vllm import __version__
     from vllm.platforms import current_platform

@@ -1,6 +1,6 @@
-"""The figures of a policy that sampled beside one that scored: over all tokens and by position, with standard errors.
+"""Metrics between the policy that sampled and the one that scored: over all tokens and by position, with errors.
 
-A token's position counts the tokens before it, the prompt's too: the context that its attention read.
+A token's position is the number of tokens before it, including the prompt: the length of its context.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import torch
 
 from ascend_quant.integrations.verl.metrics.estimators import mismatch, sequence_weights
 
-EDGES = (64, 256, 1024, 4096, 16384)  # positions at which a range ends; the last range is open
+EDGES = (64, 256, 1024, 4096, 16384)  # upper bounds of position ranges; the last range is open
 
 
 def figures(sequences: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -40,12 +40,12 @@ def figures(sequences: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def by_position(
     prompts: Sequence[int], differences: Sequence[torch.Tensor], edges: Sequence[int] = EDGES
 ) -> list[dict[str, Any]]:
-    """The ranges of positions that have tokens: `first`, `end` (not among them; None for no end), and their figures.
+    """Return the ranges of positions that have tokens: `first`, `end` (exclusive; None if open), and their metrics.
 
     Args:
-        prompts: the tokens of each sequence's prompt.
+        prompts: number of prompt tokens of each sequence.
         differences: logp_rollout - logp_train (tokens,) of each sequence's response.
-        edges: ascending.
+        edges: ascending upper bounds.
     """
     found = []
     for first, end in zip((0, *edges), (*edges, None), strict=True):
@@ -72,14 +72,14 @@ def by_position(
 
 
 def standard_error(terms: Sequence[torch.Tensor]) -> float | None:
-    """The standard error of the mean over all tokens; None of fewer than two sequences.
+    """Return the standard error of the mean over all tokens; None for fewer than two sequences.
 
-    Tokens of one sequence share its prompt and its course, so sequences are the independent units, and the mean is a
-    ratio of two sums over n of them, m = sum(s_i) / sum(t_i): sqrt(n / (n - 1) * sum((s_i - m t_i)^2)) / sum(t_i)
-    (Cochran, "Sampling Techniques", 1977, section 2.11).
+    Tokens of a sequence are correlated, so sequences are the independent units, and the mean is a ratio of two sums
+    over n of them, m = sum(s_i) / sum(t_i): sqrt(n / (n - 1) * sum((s_i - m t_i)^2)) / sum(t_i) (Cochran, "Sampling
+    Techniques", 1977, section 2.11).
 
     Args:
-        terms: of each sequence a vector (t_i,), whose sum is s_i.
+        terms: a vector (t_i,) for each sequence, whose sum is s_i.
     """
     count = len(terms)
     if count < 2:
@@ -94,5 +94,5 @@ def _vectors(sequences: Sequence[dict[str, Any]], policy: str) -> list[torch.Ten
 
 
 def _k3(difference: torch.Tensor) -> torch.Tensor:
-    """Each token's term of the k3 estimate (verl/metrics/estimators.py)."""
+    """Return each token's term of the k3 estimate (verl/metrics/estimators.py)."""
     return torch.expm1(-difference) + difference

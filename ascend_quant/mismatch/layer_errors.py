@@ -1,10 +1,10 @@
-"""Quantization error of one layer's output, in plain PyTorch, float32, on any device; and the layers, worst first.
+"""Quantization error of one layer's output, in plain PyTorch, float32, on any device; and a ranking of layers.
 
-The same inputs go through the layer's weights as they are (scheme bf16) and through the oracle's codes and scales; both
-products are dequantized float32, so the difference is that of quantization alone. A few rows, or one expert, at a time.
+The same inputs are multiplied by the unquantized weights (scheme bf16) and by the oracle's codes and scales, both in
+float32, so the difference is due only to quantization. A few rows, or one expert, are processed at a time.
 
-A weight is taken as a rank of the engine holds it, fused: with fp8_tensor, q, k and v (gate and up) have one scale
-here, and in the engine one each. That makes little difference: fp8 rounds most elements relative to their own size.
+Weights are fused as on a rank of the engine: with fp8_tensor, q, k and v (gate and up) share one scale here, but have
+one each in the engine. This makes little difference, since the rounding error of fp8 is relative for most elements.
 
 Shape suffixes: E experts, M tokens, N output channels, K input channels, T experts per token, R ranks.
 """
@@ -20,20 +20,20 @@ import torch.nn.functional as F
 from ascend_quant.oracle import BLOCK
 from ascend_quant.schemes import SCHEMES, Scheme, definition_of
 
-ELEMENTS = 1 << 23  # of a weight in float32 at a time
+ELEMENTS = 1 << 23  # elements of a weight that are float32 at a time
 EXACT = SCHEMES["bf16"]
 
 
 @dataclass(frozen=True)
 class LayerError:
-    """The quantization error of one layer, with e the error that is added to its output y.
+    """The quantization error of one layer, where e is the error added to its output y.
 
     Attributes:
-        name: as `ignore` takes it.
-        error: the root mean square over tokens of ||e|| / ||y||.
-        worst: the largest ||e|| / ||y|| of a token.
-        share: of the sum of `error` squared over all layers.
-        extra_bytes: what it costs to leave the layer in its dtype, over all ranks.
+        name: name of the layer, as in `ignore`.
+        error: root mean square over tokens of ||e|| / ||y||.
+        worst: largest ||e|| / ||y|| of a token.
+        share: fraction of the sum of squared `error` over all layers.
+        extra_bytes: additional bytes of the unquantized layer, over all ranks.
     """
 
     name: str
@@ -44,9 +44,9 @@ class LayerError:
 
 
 def ranked(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[LayerError]:
-    """The layers, the worst first, from what each rank saw of each (`watch.Layer.errors`).
+    """Return the layers, the worst first, from the measurements of each rank (`watch.Layer.errors`).
 
-    The squares of the ranks add up. A token whose exact output is zero says nothing.
+    The squares of all ranks are summed. Tokens whose exact output is zero are ignored.
     """
     found = []
     for parts in zip(*ranks, strict=True):
@@ -67,11 +67,10 @@ def ranked(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[LayerError]:
 def product(
     x_MK: torch.Tensor, w_NK: torch.Tensor, scheme: Scheme, absmax_N: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x_MK @ w_NK.T in float32 (M, N), both rounded.
+    """Compute x_MK @ w_NK.T in float32 (M, N), rounded and exact.
 
     Args:
-        absmax_N: float32, the largest magnitudes of the whole rows, where `w_NK` is a slice of K. Where blocks or
-            groups share scales, it has no part.
+        absmax_N: float32, absmax of the whole rows if `w_NK` is a slice of K; ignored if blocks or groups share scales.
     """
     definition = definition_of(scheme)
     if scheme.shares == "tensor":
@@ -96,11 +95,11 @@ def mixture(
     scheme: Scheme,
     w2_absmax_EK: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A mixture of SwiGLU experts as in `oracle.experts`, in float32 (M, K), from weights that are not yet codes.
+    """Compute a mixture of SwiGLU experts as `oracle.experts`, in float32 (M, K), from unquantized weights.
 
     Args:
         expert_MT: -1 for an expert of another rank.
-        w2_absmax_EK: as in `product`.
+        w2_absmax_EK: see `product`.
     """
     out_MK = torch.zeros(x_MK.shape, dtype=torch.float32, device=x_MK.device)
     for expert in range(w13_ENK.shape[0]):
@@ -115,9 +114,9 @@ def mixture(
 
 
 def extra_bytes(weight: torch.Tensor, scheme: Scheme) -> int:
-    """Return how many bytes more a weight (.., N, K) takes in its dtype than in a scheme (kernels/storage.py).
+    """Return how many more bytes a weight (.., N, K) takes in its dtype than in a scheme (kernels/storage.py).
 
-    Copies of scales that some kernels read in another order or dtype are not counted.
+    Copies of scales in another order or dtype are not counted.
     """
     *stack, rows, length = weight.shape
     definition = definition_of(scheme)

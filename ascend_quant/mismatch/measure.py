@@ -1,4 +1,4 @@
-"""`ascend-quant mismatch`: engines, one after the other, and the report that comes of what they sampled and scored.
+"""`ascend-quant mismatch`: runs engines one after the other, and reports on the tokens that they sampled and scored.
 
 1. The engine with the quantized weights (and cache) samples, as a rollout does: by decoding.
 2. With a quantized KV cache two more sample the same way: one with the quantized weights and a BF16 cache, one with
@@ -7,8 +7,8 @@
    puts its layers' inputs through the oracle. It then samples from half of the prompts itself and scores that: the
    noise floor, which is what the order of sums alone changes between decoding and scoring.
 
-So every figure is of KL(policy || bf16), estimated from tokens that the policy sampled. No token is forced on an engine
-that decodes. All run without graph capture (`enforce_eager`).
+So every metric is about KL(policy || bf16), estimated from tokens that the policy sampled. No tokens are forced while
+decoding. All engines run without graph capture (`enforce_eager`).
 """
 
 from dataclasses import asdict, dataclass
@@ -22,9 +22,9 @@ from ascend_quant.mismatch.layer_errors import ranked
 from ascend_quant.schemes import get_scheme
 from ascend_quant.terminal.progress import waiting
 
-LAYER_TOKENS = 512  # that the layers are looked at with
+LAYER_TOKENS = 512  # tokens with which layers are measured
 EXTENSION = "ascend_quant.mismatch.watch.Extension"
-# A scoring engine makes logits of all tokens of a batch in float32, beside what vLLM thinks it needs: few at a time.
+# A scoring engine computes float32 logits of all tokens of a batch, beyond vLLM's memory estimate: few at a time.
 BATCH_TOKENS, BATCH_SEQUENCES = 1024, 128
 
 
@@ -33,12 +33,12 @@ class Settings:
     """The settings of a measurement.
 
     Attributes:
-        prompts: a file (see prompts.py); None for the built-in ones.
+        prompts: path of a file (see prompts.py); None for the built-in prompts.
         ignore: layers that keep their dtype, names and patterns.
-        kv_cache: the quantized engine's: auto (BF16), int8 or fp8.
-        max_tokens: tokens sampled a prompt.
-        tokens: tokens sampled in all, at most: prompts are left out, the rest lie evenly over the file.
-        tp: tensor-parallel ranks.
+        kv_cache: KV cache of the quantized engine: auto (BF16), int8 or fp8.
+        max_tokens: maximum tokens sampled per prompt.
+        tokens: maximum tokens sampled in total; prompts beyond it are dropped, evenly over the file.
+        tp: tensor-parallel size.
         memory: gpu_memory_utilization; None for vLLM's default.
     """
 
@@ -58,9 +58,9 @@ class Asked:
     """The prompts as token ids.
 
     Attributes:
-        left_out: how many prompts of the file were not taken.
+        left_out: number of prompts of the file that are not used.
         stop: tokens that end a response.
-        length: the longest sequence that an engine must hold.
+        length: maximum sequence length of an engine.
     """
 
     prompts: list[list[int]]
@@ -70,11 +70,11 @@ class Asked:
 
 
 def measure(settings: Settings) -> dict[str, Any]:
-    """The report, as its JSON has it: `mismatch` and `noise`, the `parts` of a quantized cache, `layers`, `sequences`.
+    """Return the report for JSON: `mismatch` and `noise`, the `parts` of a quantized cache, `layers`, `sequences`.
 
     Raises:
-        UnknownScheme, BadCheckpoint, BadDocument: before any engine starts.
-        EngineFailed: with the engine's last words.
+        UnknownScheme, BadCheckpoint, BadDocument: an input is invalid; raised before any engine starts.
+        EngineFailed: an engine failed; the message has the end of its log.
     """
     quantized = get_scheme(settings.scheme).quantized
     asked = ask(settings)
@@ -106,7 +106,7 @@ def measure(settings: Settings) -> dict[str, Any]:
 
 
 def policies(settings: Settings) -> dict[str, tuple[str, str]]:
-    """The engines that sample, the rollout's first: scheme and cache of each."""
+    """Return scheme and cache of the engines that sample, the rollout's first."""
     scheme, cache = settings.scheme, settings.kv_cache
     found = {"mismatch": (scheme, cache)}
     if cache != "auto" and get_scheme(scheme).quantized:
@@ -115,19 +115,19 @@ def policies(settings: Settings) -> dict[str, tuple[str, str]]:
 
 
 def ask(settings: Settings) -> Asked:
-    """The prompts in the model's tokens."""
+    """Return the prompts as token ids of the model."""
     vocabulary = prompts.load(settings.model)
     given = None if settings.prompts is None else prompts.read(settings.prompts)
     most = max(1, settings.tokens // settings.max_tokens)
     taken = None if given is None else prompts.evenly(given, most)
     encoded = prompts.evenly(prompts.encode(taken, vocabulary), most)
     left_out = len(given or prompts.built_in()) - len(encoded)
-    length = max(map(len, encoded)) + settings.max_tokens + 1  # scoring samples one token more
+    length = max(map(len, encoded)) + settings.max_tokens + 1  # scoring samples one more token
     return Asked(encoded, left_out, vocabulary.stop, length)
 
 
 def reference_task(settings: Settings, asked: Asked, sampled: dict[str, list[dict]], watched: str | None) -> Task:
-    """The BF16 engine's."""
+    """Return the BF16 engine's task."""
     engine = _engine(settings, asked, "bf16", "auto") | {"worker_extension_cls": EXTENSION}
     half = prompts.evenly(asked.prompts, -(-len(asked.prompts) // 2))
     total = sum(len(one["prompt"]) + len(one["response"]) for one in sampled["mismatch"])

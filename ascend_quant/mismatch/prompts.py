@@ -67,7 +67,7 @@ def built_in() -> list[Prompt]:
 
 
 def read(path: Path) -> list[Prompt]:
-    """The prompts of a file.
+    """Read the prompts of a file.
 
     Raises:
         BadCheckpoint, BadDocument: the file or one of its rows is invalid; the message names it.
@@ -122,7 +122,7 @@ def _checked(value: Any, where: str) -> Prompt:
 
 
 def load(model: str) -> Vocabulary:
-    """The vocabulary of a folder or a hub id.
+    """Load the vocabulary of a folder or a hub id.
 
     Raises:
         BadCheckpoint: it cannot be read; the message gives the reason in one line.
@@ -130,9 +130,9 @@ def load(model: str) -> Vocabulary:
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     folder = Path(model)
-    if model.startswith(("/", ".")) and not folder.is_dir():  # transformers would take it for an id of the hub
+    if model.startswith(("/", ".")) and not folder.is_dir():  # transformers would treat it as a hub id
         raise BadCheckpoint(f"model {model!r:.200}: this folder does not exist")
-    # transformers would invent a tokenizer for a folder that has none
+    # transformers would create a tokenizer for a folder without one
     without = folder.is_dir() and not any((folder / name).exists() for name in VOCABULARIES)
     try:
         config = AutoConfig.from_pretrained(model)
@@ -143,21 +143,21 @@ def load(model: str) -> Vocabulary:
         except OSError:
             logger.info("model %r has no generation_config.json", model)
         size = config.get_text_config().vocab_size
-    except Exception as error:  # whatever transformers meets in files of the wrong kinds
+    except Exception as error:  # transformers raises various exceptions for invalid files
         raise BadCheckpoint(f"model {model!r:.200}: cannot be read: {first_line(error)}") from error
     stop = {token for ids in said for token in (ids if isinstance(ids, list) else [ids]) if token is not None}
     return Vocabulary(size, sorted(stop), tokenizer)
 
 
 def encode(prompts: Sequence[Prompt] | None, vocabulary: Vocabulary) -> list[list[int]]:
-    """Token ids of each prompt.
+    """Return token ids of each prompt.
 
     Args:
         prompts: None for the built-in ones.
 
     Raises:
-        BadCheckpoint: a prompt needs a tokenizer or a chat template that is not there or fails, has no token in this
-            vocabulary, or ids outside of it.
+        BadCheckpoint: a prompt needs a tokenizer or a chat template that is missing or fails, has no tokens, or has ids
+            outside of the vocabulary.
     """
     tokenizer = vocabulary.tokenizer
     if prompts is None and tokenizer is None:
@@ -180,7 +180,7 @@ def _encode(prompt: Prompt, vocabulary: Vocabulary) -> list[int]:
     else:
         try:
             ids = _token_ids(prompt, tokenizer)
-        except Exception as error:  # a chat template is a program of the model's
+        except Exception as error:  # a chat template is a program
             raise BadCheckpoint(
                 f"{shown}: the model's chat template or tokenizer fails: {first_line(error)}"
             ) from error

@@ -1,4 +1,4 @@
-"""The report on a terminal: figures beside the noise floor, the KL by position, the worst layers."""
+"""The report on a terminal: metrics next to the noise floor, the KL by position, and the worst layers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from ascend_quant.integrations.verl.metrics.estimators import THRESHOLD
 
 WORST = 10  # layers in the table
 MIB = 1 << 20
-LEAST = 0.8  # of a batch that importance weights should leave, as verl's adapter warns
+LEAST = 0.8  # fraction of a batch that importance weights should leave, as in verl's warning
 FIGURES = {
     "k3_kl": "KL per token (k3), nats",
     "k1_kl": "KL per token (k1), nats",
@@ -46,7 +46,7 @@ def show(report: dict[str, Any], console: Console) -> None:
 
 
 def policies(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The figures of each policy, by its name for people: the rollout's, those of its parts, the noise."""
+    """Return each policy's metrics by display name: the rollout's, those of its parts, the noise."""
     scheme, cache = report["scheme"], report["kv_cache"]
     if cache == "auto":
         return {scheme: report["mismatch"], "noise (bf16)": report["noise"]}
@@ -56,7 +56,7 @@ def policies(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def figures(report: dict[str, Any]) -> Table:
-    """Every figure of each policy against bf16, ± a standard error."""
+    """Print all metrics of each policy against bf16, with standard errors."""
     table = Table(title="Each policy's own tokens, sampled by decoding, scored by the bf16 engine")
     table.add_column("")
     found = policies(report)
@@ -71,7 +71,7 @@ def figures(report: dict[str, Any]) -> Table:
 
 
 def positions(report: dict[str, Any]) -> Table:
-    """The KL of each policy by position, ± a standard error."""
+    """Print the KL of each policy by position, with standard errors."""
     table = Table(title="KL per token (k3) by position, counted from the start of the prompt")
     table.add_column("positions")
     found = policies(report)
@@ -84,7 +84,7 @@ def positions(report: dict[str, Any]) -> Table:
 
 
 def spans(found: dict[str, dict[str, Any]]) -> dict[int, str]:
-    """The ranges of positions that any policy has tokens in, by their first position, in words."""
+    """Return descriptions of the position ranges in which any policy has tokens, by first position."""
     ranges = {one["first"]: one["end"] for figures in found.values() for one in figures["positions"]}
     return {
         first: f"from {first}" if (end := ranges[first]) is None else f"{first} to {end}" for first in sorted(ranges)
@@ -92,7 +92,7 @@ def spans(found: dict[str, dict[str, Any]]) -> dict[int, str]:
 
 
 def layers(report: dict[str, Any]) -> Table:
-    """The layers with the largest errors."""
+    """Print the layers with the largest errors."""
     worst = report["layers"][:WORST]
     table = Table(title=f"Relative error of a layer's output: the worst {len(worst)} of {len(report['layers'])} layers")
     table.add_column("layer", overflow="fold")
@@ -105,7 +105,7 @@ def layers(report: dict[str, Any]) -> Table:
 
 
 def remarks(report: dict[str, Any]) -> Iterator[str]:
-    """Remarks that follow from the figures."""
+    """Print remarks that follow from the metrics."""
     found, noise = report["mismatch"], report["noise"]["k3_kl"]
     if noise > 0:
         yield (

@@ -1,13 +1,13 @@
-"""Inputs of the BF16 engine's layers, and the error that quantizing each of them would make.
+"""Measures the inputs of the BF16 engine's layers, and the error that quantizing each layer would cause.
 
-Runs inside vLLM's workers, with `enforce_eager`: `Extension` is their `worker_extension_cls`. A layer's own method is
-wrapped: before the engine's product goes on, the layer's inputs are put through `layer_errors`, every n-th token.
+This runs inside vLLM's workers, with `enforce_eager`: `Extension` is their `worker_extension_cls`. A layer's own method
+is wrapped: before the engine's product, `layer_errors` processes every n-th token of the layer's inputs.
 
-An error is ||e|| / ||y|| of a token, y the exact output and e what quantization adds. Tokens count alike: over all
-elements at once, the few tokens with massive activations (often the first) would hide the others.
+A token's error is ||e|| / ||y||, where y is the exact output and e the error of quantization. Tokens have equal weight:
+over all elements at once, the few tokens with massive activations (often the first) would dominate.
 
-With several ranks, outputs are summed over the ranks where the layer sums them. A rank quantizes its own slice of an
-activation, as it does in serving.
+With several ranks, outputs are reduced if the layer reduces them. Each rank quantizes its own slice of an activation,
+as in serving.
 """
 
 import copy
@@ -24,29 +24,29 @@ from ascend_quant.integrations.vllm.inventory import number_of_experts
 from ascend_quant.mismatch.layer_errors import EXACT, extra_bytes, mixture, product
 from ascend_quant.schemes import Scheme, get_scheme
 
-register()  # where the package lies in PYTHONPATH alone, vLLM's processes do not find it by its entry point
+register()  # with the package only in PYTHONPATH, vLLM's processes do not find its entry point
 
 
 class Extension:
     """Methods that vLLM adds to its worker class."""
 
     def mismatch_watch(self, scheme: str, every: int) -> None:
-        """Watch, from now on, each layer that `scheme` quantizes, at every `every`-th token."""
+        """Start measuring each layer that `scheme` quantizes, at every `every`-th token."""
         model, config = self.model_runner.get_model(), self.vllm_config.quant_config
         self.mismatch_layers = layers_of(model, config, get_scheme(scheme), every)
 
     def mismatch_errors(self) -> list[dict[str, Any]]:
-        """Return the errors seen, a layer each (see `Layer.errors`), and stop watching."""
+        """Return the measured errors of each layer (see `Layer.errors`), and stop measuring."""
         found = [layer.errors() for layer in self.mismatch_layers]
         del self.mismatch_layers
         return found
 
 
 def layers_of(model: torch.nn.Module, config: Any, scheme: Scheme, every: int) -> list["Layer"]:
-    """The layers that `scheme` quantizes.
+    """Return the layers that `scheme` quantizes.
 
     Args:
-        config: the engine's own, of scheme bf16, with the layers to ignore.
+        config: the engine's quantization config, with scheme bf16 and the layers to ignore.
     """
     other, found = copy.copy(config), []
     other.scheme = scheme
@@ -61,14 +61,14 @@ def layers_of(model: torch.nn.Module, config: Any, scheme: Scheme, every: int) -
 
 
 class Layer(ABC):
-    """A layer that is looked at from its construction to `errors()`."""
+    """A layer that is measured from its construction to `errors()`."""
 
     weights: tuple[str, ...]
 
     def __init__(self, name: str, module: torch.nn.Module, scheme: Scheme, every: int):
         self.name, self.module, self.scheme, self.every = name, module, scheme, every
         self.passed = 0
-        self.squares: list[torch.Tensor] = []  # (2, M): of the error and of the exact output
+        self.squares: list[torch.Tensor] = []  # (2, M): squared norms of the error and of the exact output
         self.method, original = module.quant_method, module.quant_method.apply
 
         def apply(layer: torch.nn.Module, x: torch.Tensor, *args, **kwargs):
@@ -89,14 +89,14 @@ class Layer(ABC):
 
     @abstractmethod
     def outputs(self, rows: slice, x_MK: torch.Tensor, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the outputs for some rows of the inputs, rounded and exact, without bias: float32 (M, N)."""
+        """Return rounded and exact outputs for some rows of the inputs, without bias: float32 (M, N)."""
 
     def errors(self) -> dict[str, Any]:
-        """End the looking.
+        """Stop measuring, and return the errors.
 
         Returns:
-            name; error, norm: the squares of each token's error and exact output, on this rank; extra_bytes: what it
-            costs this rank not to quantize the layer.
+            A dict with name; error and norm: squared norms of each token's error and exact output, on this rank;
+            extra_bytes: additional bytes of the unquantized layer on this rank.
         """
         del self.method.apply
         error, norm = torch.cat(self.squares, dim=1).tolist() if self.squares else ([], [])
@@ -106,7 +106,7 @@ class Layer(ABC):
 
 
 class Linear(Layer):
-    """A linear layer, fused ones (qkv, gate and up) as a whole."""
+    """A linear layer; fused ones (qkv, gate and up) as a whole."""
 
     weights = ("weight",)
 
@@ -119,7 +119,7 @@ class Linear(Layer):
 
 
 class Experts(Layer):
-    """A layer's experts: their routed and weighted sum."""
+    """A layer's experts: their routed, weighted sum."""
 
     weights = ("w13_weight", "w2_weight")
 
@@ -135,6 +135,6 @@ class Experts(Layer):
 
 
 def over_ranks(weight: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude (..., N) of the whole rows of which each rank holds a slice."""
+    """Return the absmax (..., N) of whole rows, of which each rank has a slice."""
     absmax = weight.abs().amax(dim=-1).float().unsqueeze(0).contiguous()
     return tensor_model_parallel_all_gather(absmax, dim=0).amax(dim=0)

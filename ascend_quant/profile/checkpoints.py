@@ -1,5 +1,5 @@
-"""A checkpoint folder: its files, its JSON, and its tensors by name, read one at a time. torch is imported only to read
-a tensor, since `launch` checks a model folder before a run.
+"""A checkpoint folder: its files, its JSON, and its tensors by name, which are read one at a time. torch is imported
+only to read a tensor, since `launch` checks model folders before a run.
 """
 
 import re
@@ -14,30 +14,32 @@ if TYPE_CHECKING:
 
 SUFFIX = ".safetensors"
 WEIGHTS = (SUFFIX, ".bin", ".pth", ".pt", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
-SECTIONS = ("quantization_config", "compression_config")  # of config.json; the second is an early name
-MODELOPT = "hf_quant_config.json"  # NVIDIA ModelOpt's own file, beside a config.json that may say nothing
-TEXT = "text_config"  # of a model of several kinds of input: what concerns its language model
+SECTIONS = ("quantization_config", "compression_config")  # keys of config.json; the second is an early name
+MODELOPT = "hf_quant_config.json"  # NVIDIA ModelOpt's file; config.json may not mention it
+TEXT = "text_config"  # key of a multimodal model's config for its language model
 NUMBERED = re.compile(rf"(.*)-(\d+)-of-(\d+){re.escape(SUFFIX)}")
 ADAPTER = "adapter_model"
 
 
 class BadCheckpoint(ValueError):
-    """A checkpoint, a profile or a request that cannot be used; says which tensor or file, and what to do."""
+    """Raised if a checkpoint, a profile or a request cannot be used; the message names the tensor or file, and the
+    fix."""
 
 
 class ModelFolder:
-    """A folder of config.json and safetensors files, none of which is opened."""
+    """A folder with config.json and safetensors files, none of which is opened."""
 
     def __init__(self, folder: Path):
         """Find the files.
 
         Attributes:
-            folder: what was given.
-            index: the file that says where each tensor is; None if there is none.
-            files: those that hold tensors, in order.
+            folder: the given path.
+            index: path of the index file; None if there is none.
+            files: the files with tensors, in order.
 
         Raises:
-            BadCheckpoint: no safetensors file, one of several that is missing, or a LoRA adapter.
+            BadCheckpoint: there is no safetensors file, one of several is missing, or the folder contains a LoRA
+                adapter.
         """
         self.folder = Path(folder)
         self.index: Path | None = None
@@ -64,11 +66,11 @@ class ModelFolder:
 
     @cached_property
     def places(self) -> dict[str, str]:
-        """The index: each tensor's file.
+        """Return the file of each tensor, from the index.
 
         Raises:
             BadDocument: it cannot be read.
-            BadCheckpoint: it names no files.
+            BadCheckpoint: the index names no files.
         """
         places = read_json(self.index).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
@@ -77,29 +79,29 @@ class ModelFolder:
 
     @cached_property
     def config(self) -> dict:
-        """config.json; raises BadDocument."""
+        """Return config.json; raise BadDocument if it cannot be read."""
         return read_json(self.folder / "config.json")
 
     @cached_property
     def quantization(self) -> dict | None:
-        """The quantization section of config.json, there or of its language model, or ModelOpt's; None without one."""
+        """Return the quantization section of config.json (or of its text_config), or ModelOpt's; None without one."""
         parts = self.config, self.config.get(TEXT) or {}
         said = next((part[key] for part in parts for key in SECTIONS if part.get(key)), None)
         if said is None and (self.folder / MODELOPT).is_file():
             found = read_json(self.folder / MODELOPT).get("quantization")
-            if is_object(found) and found.get("quant_algo"):  # null: the cache alone is quantized
+            if is_object(found) and found.get("quant_algo"):  # null if only the cache is quantized
                 return {"quant_method": "modelopt", **found}
         return said
 
 
 class Checkpoint(ModelFolder):
-    """The tensors of one file or many; nothing but headers is held."""
+    """The tensors of one or many files; only headers are kept in memory."""
 
     def __init__(self, folder: Path):
         """Read the headers.
 
         Raises:
-            BadCheckpoint: as a `ModelFolder`, or a file is cut off, or one tensor is in two files.
+            BadCheckpoint: see `ModelFolder`; or a file is truncated, or a tensor is in two files.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -124,7 +126,7 @@ class Checkpoint(ModelFolder):
 
     @property
     def names(self) -> list[str]:
-        """The names of all tensors, in the order of the files."""
+        """Return the names of all tensors, in the order of the files."""
         return list(self._file_of)
 
     def __contains__(self, name: str) -> bool:
@@ -135,7 +137,7 @@ class Checkpoint(ModelFolder):
         return tuple(self._slice(name).get_shape())
 
     def dtype(self, name: str) -> str:
-        """Return the dtype of a tensor as safetensors calls it: BF16, I8, F8_E4M3, ..."""
+        """Return safetensors' name of a tensor's dtype: BF16, I8, F8_E4M3, ..."""
         return self._slice(name).get_dtype()
 
     def tensor(self, name: str) -> "torch.Tensor":
@@ -146,7 +148,7 @@ class Checkpoint(ModelFolder):
         """Read a tensor that is not quantized.
 
         Raises:
-            BadCheckpoint: it is no BF16, F16, F32 or F64, or holds NaN or infinite numbers.
+            BadCheckpoint: its dtype is not BF16, F16, F32 or F64, or it contains NaN or infinite values.
         """
         found = self.tensor(name)
         if not found.is_floating_point() or found.dtype.itemsize < 2:
@@ -165,13 +167,13 @@ class Checkpoint(ModelFolder):
 
 
 def _unread(folder: Path) -> str:
-    """Say what weights a folder has in place of safetensors files; "" if it has none."""
+    """Describe the weights of a folder without safetensors files; "" if there are none."""
     others = sorted(path.name for path in folder.glob("*") if path.name.endswith(WEIGHTS))
     return f"; {others[0]} cannot be read: save the model again with transformers' save_pretrained" if others else ""
 
 
 def _counted(name: str) -> list[str]:
-    """The names of all files of a checkpoint, by that of one: model-00001-of-00002.safetensors."""
+    """Return the names of all files of a checkpoint, from the name of one: model-00001-of-00002.safetensors."""
     if not (found := NUMBERED.fullmatch(name)):
         return []
     stem, number, total = found.groups()
@@ -179,10 +181,10 @@ def _counted(name: str) -> list[str]:
 
 
 def find(model: str) -> Path:
-    """The folder of a model: a local one, or a hub id, downloaded or found in the hub's cache.
+    """Return the folder of a model: a local one, or that of a hub id, downloaded or from the hub's cache.
 
     Raises:
-        BadCheckpoint: it is no folder, and the hub does not give it.
+        BadCheckpoint: there is no such folder, and the hub does not provide it.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -193,5 +195,5 @@ def find(model: str) -> Path:
 
     try:
         return Path(snapshot_download(model, allow_patterns=["*.safetensors", "*.json"]))
-    except (OSError, ValueError) as error:  # the hub's errors are of these
+    except (OSError, ValueError) as error:  # the hub's errors are subclasses of these
         raise BadCheckpoint(f"{model} is not a folder, and downloading it from the hub failed: {error}") from error

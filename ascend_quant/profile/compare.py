@@ -1,7 +1,8 @@
 """Comparison of a BF16 and a W8A8 checkpoint, which yields the rules that map one to the other.
 
-Layer by layer: the factors (`solve`), then every parameter is made from the BF16 one by its rule and compared with what
-the W8A8 checkpoint holds. What rules cannot express (a rotation, another model, a bias of a norm) is an error.
+For each layer, the factors are computed (`solve`), then every parameter is derived from the BF16 one by its rule and
+compared with the W8A8 checkpoint. Differences that rules cannot express (a rotation, another model, a norm's bias) are
+errors.
 """
 
 from collections import Counter
@@ -20,14 +21,14 @@ from ascend_quant.profile.rules import ARITHMETICS, Profile, Rule
 from ascend_quant.profile.solve import Solver, same
 from ascend_quant.profile.w8a8 import W8A8
 
-MAX_STEPS = 4.0  # root mean square of code minus quotient: nearest codes reach 0.29, GPTQ's about 1, chance 30 and more
-NEAREST = 0.99  # fraction of equal codes below which they are said not to be the nearest ones
-MAX_RELATIVE = 2.0**-7  # of a scaled parameter, which was rounded to BF16 once or twice
+MAX_STEPS = 4.0  # root mean square of code minus quotient: nearest rounding gives 0.29, GPTQ 1, chance 30
+NEAREST = 0.99  # with a smaller fraction of equal codes, the codes are reported not to be the nearest
+MAX_RELATIVE = 2.0**-7  # for a scaled parameter, which was rounded to BF16 once or twice
 
 
 @dataclass(frozen=True)
 class Reproduced:
-    """The accuracy with which a rule reproduces a quantized parameter from the BF16 one, with frozen scales.
+    """The accuracy with which a rule with frozen scales reproduces a quantized parameter from the BF16 one.
 
     Attributes:
         equal: fraction of equal codes, by arithmetic (see `arithmetic`).
@@ -41,11 +42,11 @@ class Reproduced:
 
 @dataclass
 class Comparison:
-    """A profile, and what was seen on the way.
+    """A profile, and observations from the comparison.
 
     Attributes:
         reproduced: one entry for each quantized parameter.
-        kinds: how many parameters were: quantized, smoothed (quantized, with a factor), scaled, not quantized.
+        kinds: number of parameters that are quantized, smoothed (quantized with a factor), scaled, or not quantized.
     """
 
     profile: Profile
@@ -54,13 +55,13 @@ class Comparison:
 
     @property
     def poor(self) -> dict[str, float]:
-        """Fraction of equal codes of the parameters whose codes are not reproduced, worst first."""
+        """Return the fraction of equal codes of parameters whose codes are not reproduced, worst first."""
         equal = {one.name: one.equal[self.profile.arithmetic] for one in self.reproduced}
         return {name: equal[name] for name in sorted(equal, key=equal.get) if equal[name] < NEAREST}
 
 
 def compare_int8(reference: Checkpoint, w8a8: W8A8, progress: Callable[[str], None] = lambda name: None) -> Comparison:
-    """The profile of a W8A8 checkpoint.
+    """Return the profile of a W8A8 checkpoint.
 
     Args:
         reference: the BF16 checkpoint; other float dtypes are rounded to BF16 first, as in every refit.
@@ -68,7 +69,8 @@ def compare_int8(reference: Checkpoint, w8a8: W8A8, progress: Callable[[str], No
 
     Raises:
         BadCheckpoint: names or shapes differ, a parameter changed in a way that no rule expresses, or the W8A8
-            checkpoint computes something else: a norm was divided, say, and the router behind it not multiplied.
+            checkpoint computes another function: for example, a norm was divided, but the router after it not
+            multiplied.
     """
     check_names(reference, w8a8)
     result = Comparison(Profile("int8", {}))
@@ -95,14 +97,14 @@ def compare_int8(reference: Checkpoint, w8a8: W8A8, progress: Callable[[str], No
 
 
 def arithmetic_of(reproduced: list[Reproduced]) -> str:
-    """The one in which most codes are equal; float32 if none gives most parameters' codes."""
+    """Return the arithmetic in which most codes are equal; float32 if none reproduces most parameters."""
     equal = {a: median_low([one.equal[a] for one in reproduced]) for a in ARITHMETICS}
     best = max(ARITHMETICS, key=equal.get)
     return best if equal[best] >= NEAREST else ARITHMETICS[0]
 
 
 def check_names(reference: Checkpoint, w8a8: W8A8) -> None:
-    """Both have the same parameters of the same shapes, but for a tied lm_head and for biases that are 0."""
+    """Check that both have the same parameters and shapes, except for a tied lm_head and zero biases."""
     if section := reference.config.get("quantization_config"):
         method = section.get("quant_method") if isinstance(section, dict) else section
         raise BadCheckpoint(f"{reference.folder} is itself quantized ({method!r:.80}); give the BF16 model")
@@ -127,10 +129,10 @@ def check_names(reference: Checkpoint, w8a8: W8A8) -> None:
 
 
 def check(result: Comparison, reference: Checkpoint, w8a8: W8A8, name: str, rule: Rule | None) -> None:
-    """Make a parameter by its rule, compare it with the checkpoint's, and count it in `result`.
+    """Derive a parameter by its rule, compare it with the checkpoint's, and count it in `result`.
 
     Raises:
-        BadCheckpoint: what the rule makes is not what the checkpoint has.
+        BadCheckpoint: the result differs from the checkpoint.
     """
     weight = reference.values(name)
     if rule is not None and rule.quantized:
@@ -147,7 +149,7 @@ def check(result: Comparison, reference: Checkpoint, w8a8: W8A8, name: str, rule
         return
     result.kinds["not quantized" if rule is None else "scaled"] += 1
     if name not in w8a8.plain:
-        return  # a tied lm_head, or a bias that ModelSlim keeps in quant_bias alone
+        return  # a tied lm_head, or a bias that ModelSlim stores only in quant_bias
     other = w8a8.checkpoint.values(name)
     if rule is None and not same(weight, other):
         raise BadCheckpoint(f"{name}: differs between the checkpoints, and no smoothing rule explains the difference")
@@ -158,7 +160,7 @@ def check(result: Comparison, reference: Checkpoint, w8a8: W8A8, name: str, rule
 
 
 def reproduce(name: str, w_NK: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, rule: Rule) -> Reproduced:
-    """Count the equal codes, some rows at a time."""
+    """Count the equal codes, a few rows at a time."""
     equal, squares = dict.fromkeys(ARITHMETICS, 0), 0.0
     for rows in blocks(w_NK):
         output_N = None if rule.output_factor is None else rule.output_factor[rows]
@@ -190,7 +192,7 @@ def notes_of(result: Comparison, reference: Checkpoint, w8a8: W8A8) -> dict[str,
 
 
 def remarks(result: Comparison, w8a8: W8A8) -> Iterator[str]:
-    """Yield what a user should know, one sentence each."""
+    """Yield remarks for the user, one sentence each."""
     if poor := result.poor:
         yield (
             f"{len(poor)} of {len(result.reproduced)} quantized parameters have codes that are not the nearest ones, as"

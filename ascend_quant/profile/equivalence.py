@@ -3,9 +3,9 @@
     norm           n / s        what it feeds     W * s         the factors of both, multiplied, are 1
     v or up        W / t        o or down         W * t         the same, each head of v spread over those of o
 
-An activation between a factor and its inverse passes multiplication through only here: behind a norm, and along these
-two pairs. So every other factor, and a factor without its inverse in all that it reaches, changes the function.
-That holds without a model and its tokens, up to the rounding of what keeps BF16.
+Only after a norm and along these two pairs does multiplication commute with the operations between a factor and its
+inverse. So any other factor, or a factor without its inverse in all layers that it reaches, changes the function. This
+needs neither a model nor tokens, and holds up to the rounding of BF16 parameters.
 """
 
 import re
@@ -17,7 +17,7 @@ from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.profile.layers import LAYER, ROLES
 from ascend_quant.profile.rules import Rule
 
-CLOSE = 2.0**-7  # of a product of factors: norms and routers are BF16 numbers, and the factors found from such
+CLOSE = 2.0**-7  # tolerance of a product of factors, since norms and routers are BF16 numbers
 FACTORS = ("input_factor", "output_factor")
 NO_RULE = Rule(False)
 ADVICE = "create the profile with `ascend-quant profile` from checkpoints that are smoothed completely"
@@ -27,18 +27,18 @@ def check(rules: Mapping[str, Rule], names: Iterable[str] = ()) -> None:
     """Check that a profile's factors cancel.
 
     Args:
-        rules: by the names of a checkpoint's parameters, experts one by one.
-        names: all of the checkpoint, if they are known: those without a rule are not changed.
+        rules: rules by checkpoint parameter name, with single experts.
+        names: all names of the checkpoint, if known; parameters without a rule are not changed.
 
     Raises:
-        BadCheckpoint: naming a parameter whose factor is not undone, or has no place.
+        BadCheckpoint: a factor is not undone or not allowed; the message names the parameter.
     """
     names = frozenset(names)
     layers: dict[str, list[str]] = {}
     for name in dict.fromkeys((*rules, *names)):
         if found := LAYER.fullmatch(name):
             layers.setdefault(found["layer"], []).append(found["rest"])
-    allowed: set[tuple[str, str]] = set()  # names, and which of their factors the algebra knows
+    allowed: set[tuple[str, str]] = set()  # names, and which of their factors are verified
     for layer, rests in layers.items():
         for norm, (anchor, producer, partners) in ROLES.items():
             name = f"{layer}.{norm}.weight"
@@ -60,7 +60,7 @@ def check(rules: Mapping[str, Rule], names: Iterable[str] = ()) -> None:
 
 
 def reaches(rules: Mapping[str, Rule], name: str) -> str | None:
-    """The parameter whose factor a parameter without a rule would have to undo, or to share; None if there is none."""
+    """Return the parameter whose factor a parameter without a rule must undo or share; None if there is none."""
     if name.endswith(".bias"):
         weight = f"{name.removesuffix('bias')}weight"
         return None if _is_one(rules.get(weight, NO_RULE).output_factor) else weight
@@ -73,7 +73,7 @@ def reaches(rules: Mapping[str, Rule], name: str) -> str | None:
 
 
 def _check_norm(rules: Mapping[str, Rule], name: str, fed: Sequence[str], router: str | None) -> None:
-    """`router`: of a layer with experts, which no profile shows to be there where it has forgotten it."""
+    """Check a norm; `router` is that of a layer with experts, which the profile may have omitted."""
     factor = _of_vector(rules, name)
     columns = {one: rules.get(one, NO_RULE).input_factor for one in fed}
     if all(map(_is_one, (factor, *columns.values()))):
@@ -122,7 +122,7 @@ def _cancel(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 def _cancel_over_heads(rows_N: torch.Tensor | None, columns_K: torch.Tensor | None) -> bool:
-    """Return whether factors cancel for some head size, each head of rows meeting its neighbours of columns."""
+    """Return whether factors cancel for some head size, with each head of rows feeding adjacent heads of columns."""
     if rows_N is None or columns_K is None or len(columns_K) == len(rows_N):
         return _cancel(rows_N, columns_K)
     groups, rest = divmod(len(columns_K), len(rows_N))

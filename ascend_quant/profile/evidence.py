@@ -1,10 +1,10 @@
-"""Evidence in a checkpoint's codes of the smoothing factor (SmoothQuant) of each input channel.
+"""Evidence about the smoothing factor (SmoothQuant) of each input channel, from a checkpoint's codes.
 
-Every code says between which bounds x lies (`arithmetic.magnitudes`), so |w| * factor does, and all codes of a channel
-leave an interval for its one factor: any number in it reproduces all of them. The norm's own ratio is far too coarse:
-its BF16 rounding is off by up to 2**-9, and a factor that is off by d changes about mean|code| * d of the codes.
+Every code bounds x (`arithmetic.magnitudes`), and therefore |w| * factor. The intersection of these bounds over a
+channel is an interval of factors that all reproduce its codes. The ratio of the norms is far too coarse: BF16 rounding
+is off by up to 2**-9, and a relative error of d in a factor changes about mean|code| * d of the codes.
 
-Where no factor explains a channel (GPTQ's codes are not the nearest ones) least squares remain.
+If no factor explains a channel (GPTQ's codes are not the nearest ones), least squares are used.
 """
 
 from collections.abc import Iterator
@@ -15,17 +15,18 @@ from ascend_quant.profile.arithmetic import down, magnitudes, rounded_magnitudes
 from ascend_quant.profile.layers import Pair
 from ascend_quant.profile.rules import Rule
 
-BLOCK_ELEMENTS = 1 << 22  # rows taken together; bounds what a large weight costs beside itself
-CLOSE = 2.0**-7  # factors that differ by less than least squares can tell
+BLOCK_ELEMENTS = 1 << 22  # elements per block of rows; limits the work space for a large weight
+CLOSE = 2.0**-7  # resolution of least squares, as a relative difference of factors
 Range = tuple[torch.Tensor, torch.Tensor]
 
 
 class Evidence:
-    """Bounds and least-squares sums, each float32 (K), of positive factors.
+    """Bounds and least-squares sums of positive factors, each float32 (K).
 
     Attributes:
-        lower, upper: between them every code is reproduced; crossed where no factor does it.
-        product, square: sums of code * y and y * y over rows, y = w / scale; their ratio is the least-squares factor.
+        lower, upper: bounds within which every code is reproduced; lower > upper if no factor does.
+        product, square: sums of code * y and y * y over rows, where y = w / scale; their ratio is the least-squares
+            factor.
     """
 
     def __init__(self, channels: int):
@@ -42,10 +43,10 @@ class Evidence:
         arithmetic: str,
         divisors: Range | None = None,
     ) -> None:
-        """Take in what the codes of a weight tell about the smoothing factors of its columns (input channels).
+        """Add the evidence that a weight's codes give about the smoothing factors of its columns (input channels).
 
         Args:
-            divisors: the bounds of the numbers (N) that its rows were divided by; float32 arithmetic only.
+            divisors: bounds of the divisors (N) of its rows; float32 arithmetic only.
         """
         for rows in blocks(w_NK):
             w, codes, scale = w_NK[rows].float(), codes_NK[rows], scale_N[rows].unsqueeze(-1)
@@ -67,10 +68,10 @@ class Evidence:
         arithmetic: str,
         columns: Range | None = None,
     ) -> None:
-        """Take in what codes tell about the factors of a weight's *rows*, of which there are as many as channels here.
+        """Add the evidence of codes about the factors of a weight's *rows*, whose number is that of the channels here.
 
         Args:
-            columns: the bounds of the factors (K) of its columns; None for no factor.
+            columns: bounds of the factors (K) of its columns; None without factors.
         """
         for rows in blocks(w_NK):
             codes, scale = codes_NK[rows], scale_N[rows].unsqueeze(-1)
@@ -78,11 +79,11 @@ class Evidence:
             self._narrow(ends, codes, magnitudes(codes, scale, arithmetic), dim=1, part=rows)
 
     def add_values(self, w_NK: torch.Tensor, result_NK: torch.Tensor) -> None:
-        """Take in what a weight tells that was scaled and not quantized."""
+        """Add the evidence of a weight that was scaled and not quantized."""
         self._narrow((w_NK.float(), w_NK.float()), result_NK, rounded_magnitudes(result_NK), dim=0)
 
     def _narrow(self, w: Range, result: torch.Tensor, size: Range, dim: int, part: slice = slice(None)) -> None:
-        """Intersect with size[0] <= |w| * factor <= size[1], over `dim`; `result` has the sign of w, or is 0."""
+        """Intersect with size[0] <= |w| * factor <= size[1] over `dim`; `result` has the sign of w, or is 0."""
         turned = (w[1].sign() * result.sign()) < 0
         lower = torch.where(size[0] == 0, 0.0, size[0] / w[1].abs()).masked_fill(turned, torch.inf)
         upper = torch.where(w[0] == 0, torch.inf, size[1] / w[0].abs())
@@ -90,7 +91,7 @@ class Evidence:
         self.upper[part] = torch.minimum(self.upper[part], upper.amin(dim))
 
     def narrowed(self, other: "Evidence") -> "Evidence":
-        """Intersected with other bounds of the same factors, in the channels where that leaves one."""
+        """Return the intersection with other bounds of the same factors, in channels where that is not empty."""
         lower, upper = torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper)
         left = lower <= upper
         result = Evidence(0)
@@ -99,7 +100,7 @@ class Evidence:
         return result
 
     def inverse(self) -> "Evidence":
-        """Bounds of 1 / factor."""
+        """Return the bounds of 1 / factor."""
         result = Evidence(self.lower.numel())
         result.lower, result.upper = 1 / self.upper, 1 / self.lower
         return result
@@ -115,25 +116,26 @@ class Evidence:
 
     @property
     def explained(self) -> torch.Tensor:
-        """Boolean (K): a factor reproduces every code of the channel."""
+        """Return bool (K): whether a factor reproduces every code of the channel."""
         return self.lower <= self.upper
 
     @property
     def allows_one(self) -> bool:
-        """True if every code is explained without any factor."""
+        """True if every code is explained without a factor."""
         return bool(((self.lower <= 1) & (self.upper >= 1)).all())
 
     def range(self, hint: torch.Tensor | None = None) -> Range:
-        """The bounds; where they are open or crossed, twice the factor that is chosen."""
+        """Return the bounds; if they are open or crossed, twice the chosen factor."""
         chosen = self.factor(hint)
         closed = self.explained & (self.lower > 0) & (self.upper < torch.inf)
         return torch.where(closed, self.lower, chosen), torch.where(closed, self.upper, chosen)
 
     def factor(self, hint: torch.Tensor | None = None) -> torch.Tensor:
-        """A factor of each channel, float32 (K): a BF16 number where one is allowed (tools take such), else the middle.
+        """Return a factor for each channel, float32 (K): a BF16 number if possible, as tools use, otherwise the
+        midpoint.
 
         Args:
-            hint: (K) the factor to at most a BF16 rounding, from a norm; NaN where it tells nothing.
+            hint: (K) the factor up to BF16 rounding, from a norm; NaN if unknown.
         """
         found = self._inside()
         squares = torch.where(self.square > 0, self.product / self.square, torch.ones_like(self.square))
@@ -144,7 +146,7 @@ class Evidence:
         return torch.where(self.explained, found, squares)
 
     def _inside(self) -> torch.Tensor:
-        """A number between the bounds; 1 where nothing bounds."""
+        """Return a number between the bounds; 1 if there are none."""
         low, high = self.lower, self.upper
         middle = torch.where(high == torch.inf, torch.where(low > 0, low * 2, 1.0), (low + high) / 2)
         rounded = middle.to(torch.bfloat16).float()
@@ -154,6 +156,6 @@ class Evidence:
 
 
 def blocks(w_NK: torch.Tensor) -> Iterator[slice]:
-    """Rows, `BLOCK_ELEMENTS` or one row at a time."""
+    """Yield rows in blocks of about BLOCK_ELEMENTS, at least one row each."""
     step = max(1, BLOCK_ELEMENTS // max(1, w_NK.shape[1]))
     return (slice(first, first + step) for first in range(0, w_NK.shape[0], step))

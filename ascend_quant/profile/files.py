@@ -1,10 +1,9 @@
 """Profile files: our format (tensors in safetensors, the rest in JSON), and FlashRL's profile.pt.
 
-FlashRL's for int8 is a dict, name -> {input_scale, output_scale, type}. It computes
-    codes = round(w_NK * output_scale_N1 * input_scale_1K), clamped to [-128, 127]
-so output_scale is output_factor / scale. Only `up_proj` has an output factor there, and its `down_proj` the inverse as
-input_scale; what is written here has `weight_scale` too, which FlashRL does not look at. Its file for fp8 is a list of
-names. (flash_rl/flash_quantization.py of flash-llm-rl 1.0.3.)
+FlashRL's for int8 is a dict, name -> {input_scale, output_scale, type}. It computes codes = round(w_NK *
+    output_scale_N1 * input_scale_1K), clamped to [-128, 127] so output_scale is output_factor / scale. Only `up_proj`
+    has an output factor there, and `down_proj` its inverse as input_scale. Files written here also have `weight_scale`,
+    which FlashRL ignores. Its file for fp8 is a list of names. (flash_rl/flash_quantization.py of flash-llm-rl 1.0.3.)
 """
 
 import io
@@ -25,17 +24,17 @@ from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.profile.rules import ARITHMETICS, PARTS, Profile, Rule
 
 KEYS = {"input_scale", "output_scale", "type"}
-CLOSE = 1e-6  # float32: output_scale * weight_scale is 1 without an output factor
+CLOSE = 1e-6  # float32 tolerance: without an output factor, output_scale * weight_scale is 1
 
 
 def files_of(path: Path) -> tuple[Path, Path]:
-    """The two files of a profile that is called by either of their names, or without a suffix."""
+    """Return the two files of a profile, given the name of either or the name without a suffix."""
     stem = path.with_suffix("") if path.suffix in (".safetensors", ".json") else path
     return stem.with_name(stem.name + ".safetensors"), stem.with_name(stem.name + ".json")
 
 
 class _Content(BaseModel):
-    """Our JSON file."""
+    """The content of our JSON file."""
 
     model_config = ConfigDict(strict=True)
 
@@ -47,12 +46,12 @@ class _Content(BaseModel):
 
 
 def save(profile: Profile, path: Path) -> list[Path]:
-    """Write a profile's files, each whole or not at all; returns their paths: FlashRL's if the path ends in .pt.
+    """Write a profile's files atomically; return their paths: FlashRL's format if the path ends in .pt.
 
-    Factors that parameters share are written for each.
+    Shared factors are written for each parameter.
 
     Raises:
-        OSError: one cannot be written.
+        OSError: a file cannot be written.
     """
     from safetensors.torch import save as as_safetensors
 
@@ -71,7 +70,7 @@ def save(profile: Profile, path: Path) -> list[Path]:
 
 
 def load(path: Path) -> Profile:
-    """A profile: ours, or one of FlashRL's if the path ends in .pt.
+    """Load a profile: ours, or one of FlashRL's if the path ends in .pt.
 
     Raises:
         BadCheckpoint: a file is missing, is not of this format, or changes the model's function, see `equivalence`.
@@ -107,11 +106,11 @@ def _read(path: Path) -> Profile:
 
 
 def _read_flashrl(path: Path) -> Profile:
-    """A profile that FlashRL or `save` wrote.
+    """Read a profile that FlashRL or `save` wrote.
 
     Raises:
-        BadCheckpoint: no such file, a file that carries code, or another content. Whether its factors cancel is another
-            matter, see `equivalence`: of models with experts FlashRL writes smoothed norms and no more.
+        BadCheckpoint: there is no such file, it contains code, or its content is invalid. This does not check whether
+            factors cancel (see `equivalence`): for MoE models FlashRL only writes smoothed norms.
     """
     if not path.is_file():
         raise BadCheckpoint(f"no profile at {path}; `ascend-quant profile` writes it")
@@ -121,7 +120,7 @@ def _read_flashrl(path: Path) -> Profile:
         raise BadCheckpoint(
             f"{path} contains code, or is not a tensor file; it was not loaded: {line(error)}"
         ) from error
-    except Exception as error:  # what torch raises for a broken file depends on its bytes
+    except Exception as error:  # torch raises various exceptions for a broken file
         raise BadCheckpoint(f"{path} is not a file that torch.save wrote: {line(error)}") from error
     notes = {"flashrl": path.name}
     if not isinstance(content, (dict, list)):
@@ -144,7 +143,7 @@ def entry_at(content: Mapping[str, object], name: str) -> Mapping:
     """Return the entry of one parameter in a FlashRL int8 profile.
 
     Raises:
-        BadCheckpoint: something else is there.
+        BadCheckpoint: the entry is invalid.
     """
     entry = content[name]
     if not isinstance(entry, Mapping) or not set(entry) >= KEYS or not isinstance(entry["type"], torch.dtype):
@@ -154,7 +153,7 @@ def entry_at(content: Mapping[str, object], name: str) -> Mapping:
 
 
 def rule_of(content: Mapping[str, object], name: str) -> Rule:
-    """The rule of one entry."""
+    """Return the rule of one entry."""
     entry = entry_at(content, name)
     input_factor, multiplier_N = vector(entry, "input_scale", name), vector(entry, "output_scale", name)
     if entry["type"] != torch.int8:
@@ -175,7 +174,7 @@ def rule_of(content: Mapping[str, object], name: str) -> Rule:
 
 
 def as_long(found_N: torch.Tensor | None, multiplier_N: torch.Tensor, name: str, what: str) -> torch.Tensor | None:
-    """Return what was found (N), or None; raise BadCheckpoint if it is of another length than output_scale (N)."""
+    """Return the tensor (N), or None; raise BadCheckpoint if its length differs from that of output_scale (N)."""
     if found_N is not None and found_N.shape != multiplier_N.shape:
         rows = f"{len(found_N)} elements, but output_scale has {len(multiplier_N)} rows"
         raise BadCheckpoint(f"{name:.200}: {what} has {rows}")
@@ -183,7 +182,7 @@ def as_long(found_N: torch.Tensor | None, multiplier_N: torch.Tensor, name: str,
 
 
 def up_factor(content: Mapping[str, object], name: str) -> torch.Tensor | None:
-    """The output factor (N) of an up_proj, from its down_proj; None for other layers."""
+    """Return the output factor (N) of an up_proj, from its down_proj; None for other layers."""
     consumer = name.replace(".up_proj.", ".down_proj.")
     if consumer == name or consumer not in content:
         return None
@@ -206,12 +205,12 @@ def vector(entry: Mapping, key: str, name: str) -> torch.Tensor | None:
 
 
 def shown(value: object) -> str:
-    """A value of any size, in a few words."""
+    """Return a short description of a value of any size."""
     return f"a tensor {tuple(value.shape)}" if isinstance(value, torch.Tensor) else line(reprlib.repr(value))
 
 
 def line(said: object) -> str:
-    """Return what is said in one line of at most 300 characters."""
+    """Return the text as one line of at most 300 characters."""
     return f"{' '.join(str(said).split()):.300}"
 
 
@@ -223,9 +222,9 @@ def _write_flashrl(profile: Profile, path: Path) -> None:
 
 
 def entry_of(rule: Rule) -> dict[str, object]:
-    """Return a parameter's entry in FlashRL's format, its multipliers: 1.0 for no factor, (1, K) for matrices.
+    """Return a parameter's multipliers in FlashRL's format: 1.0 for no factor, (1, K) for matrices.
 
-    A row whose scale is 0 has codes 0.
+    A row whose scale is 0 has only zero codes.
     """
     output_N, scale_N = rule.output_factor, rule.scale
     if not rule.quantized:

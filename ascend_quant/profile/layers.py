@@ -15,7 +15,7 @@ import torch
 from ascend_quant.profile.checkpoints import BadCheckpoint
 
 BLOCK = r"mlp\.(?:experts\.\d+\.|shared_experts?\.)?"
-# norm: consumers that have no other factor, consumers whose rows may be scaled too, the layer after these
+# norm: consumers without another factor, consumers whose rows may also be scaled, the layers after these
 ROLES = {
     "input_layernorm": (
         r"self_attn\.(?:[qk]_proj|q_a_proj|kv_a_proj_with_mqa|indexer\.wk|indexer\.weights_proj)",
@@ -36,8 +36,8 @@ class Pair:
     """A pair of weights: the rows of the producer feed the columns of the consumer.
 
     Attributes:
-        groups: heads of `consumer` that one head of `producer` feeds; 1 without heads.
-        head: channels of a head; 1 without heads.
+        groups: number of `consumer` heads that one head of `producer` feeds; 1 without heads.
+        head: number of channels per head; 1 without heads.
     """
 
     producer: str
@@ -50,13 +50,13 @@ class Pair:
         return factor_N.view(-1, 1, self.head).expand(-1, self.groups, -1).reshape(-1)
 
     def gathered(self, values_K: torch.Tensor) -> torch.Tensor:
-        """The consumer's columns (N, groups) of each of the producer's rows."""
+        """Return the consumer's columns (N, groups) for each of the producer's rows."""
         return values_K.view(-1, self.groups, self.head).transpose(1, 2).reshape(-1, self.groups)
 
 
 @dataclass(frozen=True)
 class Group:
-    """A norm and all that it feeds: `anchors` share its factor and no other, `pairs`' producers may have two."""
+    """A norm and its consumers: `anchors` have only its factor, producers of `pairs` may have a second one."""
 
     norm: str
     anchors: tuple[str, ...]
@@ -64,20 +64,20 @@ class Group:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The names of all weights of the group, the norm first."""
+        """Return the names of all weights of the group, the norm first."""
         paired = (name for pair in self.pairs for name in (pair.producer, pair.consumer))
         return (self.norm, *self.anchors, *paired)
 
 
 def groups_of(names: Iterable[str], shapes: Callable[[str], tuple[int, ...]], config: dict) -> list[Group]:
-    """The groups of every layer, in order.
+    """Return the groups of every layer, in order.
 
     Args:
-        shapes: a parameter's name to its shape.
-        config: config.json, or its `text_config`; `head_dim`, or `hidden_size` and `num_attention_heads`.
+        shapes: shapes by parameter name.
+        config: config.json or its `text_config`; must have `head_dim`, or `hidden_size` and `num_attention_heads`.
 
     Raises:
-        BadCheckpoint: a producer without its consumer, or shapes that do not fit.
+        BadCheckpoint: a producer has no consumer, or shapes do not match.
     """
     config = config.get("text_config") or config
     by_layer: dict[str, dict[str, str]] = {}
@@ -98,7 +98,7 @@ def groups_of(names: Iterable[str], shapes: Callable[[str], tuple[int, ...]], co
 
 
 def check_shapes(group: Group, shapes: Callable[[str], tuple[int, ...]]) -> None:
-    """Check that all that a norm (K) feeds has as many columns; raise BadCheckpoint for what has not."""
+    """Check that all consumers of a norm (K) have K columns; raise BadCheckpoint otherwise."""
     norm = shapes(group.norm)
     for name in (*group.anchors, *(pair.producer for pair in group.pairs)):
         if len(norm) != 1 or len(shapes(name)) != 2 or shapes(name)[1:] != norm:
@@ -114,7 +114,7 @@ def pair_of(
     shapes: Callable[[str], tuple[int, ...]],
     config: dict,
 ) -> Pair:
-    """The pair that begins with `producer`."""
+    """Return the pair that begins with `producer`."""
     consumer = producer.replace(f".{partners[0]}.", f".{partners[1]}.")
     if consumer not in names:
         raise BadCheckpoint(f"{producer}: {consumer} is missing in the same checkpoint")

@@ -1,11 +1,12 @@
 """Rules of a profile: the smoothing (SmoothQuant) factors and scales of each parameter.
 
-With w_NK the trainer's BF16 weight, in float32, or rounded after each factor as the checkpoint's tool did:
+Let w_NK be the trainer's BF16 weight; products are computed in float32, or rounded after each factor as in the
+checkpoint's tool:
 
     x_NK = w_NK * input_factor_K * output_factor_N[:, None]
 
-A quantized parameter is x_NK in codes: with a scale of its own, absmax / 127 of each row, or with the frozen `scale_N`
-of the checkpoint. A scaled one (a norm, a bias, a router behind a smoothed norm) is x, rounded to BF16.
+A quantized parameter is x_NK quantized with its own scale, absmax / 127 per row, or with the checkpoint's frozen
+`scale_N`. A scaled parameter (a norm, a bias, a router after a smoothed norm) is x rounded to BF16.
 """
 
 from collections.abc import Mapping
@@ -19,13 +20,13 @@ ARITHMETICS = ("float32", "bfloat16", "bfloat16_quotient")  # see arithmetic.py
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule for one parameter: its factors, and its scales where it is quantized.
+    """The rule for one parameter: its factors, and its scales if it is quantized.
 
     Attributes:
-        quantized: whether it becomes codes; else it keeps its dtype.
-        input_factor: float32 (K), or (N) for a vector; None for all ones.
-        output_factor: float32 (N); None for all ones.
-        scale: float32 (N), the W8A8 checkpoint's; None if the parameter is not quantized.
+        quantized: whether the parameter is quantized; otherwise it keeps its dtype.
+        input_factor: float32 (K), or (N) for a vector; None means ones.
+        output_factor: float32 (N); None means ones.
+        scale: float32 (N), the W8A8 checkpoint's scale; None if the parameter is not quantized.
     """
 
     quantized: bool
@@ -43,9 +44,9 @@ class Profile:
     """The rules of a model, by the names of its checkpoint's parameters.
 
     Attributes:
-        scheme: that of the quantized parameters: int8, or fp8 (names alone, no factors).
-        rules: of all parameters but those that stay as they are.
-        notes: where the profile comes from, for people.
+        scheme: scheme of the quantized parameters: int8, or fp8 (only names, no factors).
+        rules: rules of all parameters that change.
+        notes: description of the profile's origin, for humans.
         arithmetic: how the checkpoint's tool rounded, one of `arithmetic.ARITHMETICS`; with frozen scales only the same
             rounding gives all of its codes.
     """

@@ -11,16 +11,16 @@ from ascend_quant.schemes.tensors import FLOATS as TORCH_FLOATS
 METHOD = "compressed-tensors"
 ZERO_POINTS = ("weight_zero_point", "weight_offset")
 SAFETENSORS = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
-FLOATS = tuple(SAFETENSORS[dtype] for dtype in TORCH_FLOATS)  # as safetensors calls them
+FLOATS = tuple(SAFETENSORS[dtype] for dtype in TORCH_FLOATS)  # safetensors' names
 
 
 class Group(BaseModel):
-    """The weights of some layers, in the words of compressed-tensors.
+    """The weights of some layers, in the terms of compressed-tensors.
 
     Attributes:
-        bits: of a code.
-        strategy: channel, tensor, block, group, or a word that is not known here.
-        size: neighbours that share a scale, if the strategy is group.
+        bits: bits per code.
+        strategy: channel, tensor, block, group, or an unknown strategy.
+        size: number of adjacent elements that share a scale, if the strategy is group.
         block: rows and columns that share a scale, if the strategy is block.
     """
 
@@ -33,10 +33,10 @@ class Group(BaseModel):
 
 
 def read_groups(checkpoint: Checkpoint) -> list[Group] | None:
-    """The groups; None if config.json has none, or names another method.
+    """Return the groups; None if config.json has none, or has another method.
 
     Raises:
-        BadCheckpoint: they are not as compressed-tensors writes them, or are asymmetric.
+        BadCheckpoint: the groups are malformed or asymmetric.
     """
     section = checkpoint.quantization or {}
     groups = section.get("config_groups")
@@ -50,7 +50,7 @@ def read_groups(checkpoint: Checkpoint) -> list[Group] | None:
 
 
 def check_scale(name: str, scale: torch.Tensor) -> None:
-    """Raise BadCheckpoint if a scale of the weight `name` is negative, NaN or infinite. `scale`: float32."""
+    """Raise BadCheckpoint if a float32 scale of the weight `name` is negative, NaN or infinite."""
     if not bool((scale.isfinite() & (scale >= 0)).all()):
         raise BadCheckpoint(f"{name}: a scale is negative, NaN or infinite")
 

@@ -155,10 +155,10 @@ class Solver:
         return best
 
     def weight(self, name: str) -> torch.Tensor:
-        """A parameter of the reference, in BF16."""
+        """Return a parameter of the reference, in BF16."""
         return self.reference.values(name).to(torch.bfloat16)
 
 
 def same(reference: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal as BF16."""
+    """Return whether tensors are equal in BF16."""
     return reference.shape == other.shape and bool(torch.equal(reference.bfloat16(), other.bfloat16()))

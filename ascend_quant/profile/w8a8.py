@@ -27,13 +27,13 @@ BESIDE_WEIGHT = {
 
 @dataclass(frozen=True)
 class W8A8:
-    """A checkpoint whose linear layers are int8.
+    """A checkpoint with int8 linear layers.
 
     Attributes:
         format: a key of `BESIDE_WEIGHT`.
         quantized: names of the int8 weights.
         plain: names of the parameters that are not quantized.
-        static: how many layers have activation scales that are not used.
+        static: number of layers with activation scales, which are not used.
     """
 
     checkpoint: Checkpoint
@@ -43,10 +43,10 @@ class W8A8:
     static: int
 
     def codes_and_scale(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """int8 codes (N, K) and float32 scales (N) of a quantized weight.
+        """Return int8 codes (N, K) and float32 scales (N) of a quantized weight.
 
         Raises:
-            BadCheckpoint: the weight is not int8, not symmetric, not quantized per output channel.
+            BadCheckpoint: the weight is not int8, not symmetric, or not quantized per output channel.
         """
         self.check(name)
         check_symmetric(self.checkpoint, name)
@@ -70,10 +70,10 @@ class W8A8:
 
 
 def read_w8a8(checkpoint: Checkpoint) -> W8A8:
-    """Sort the names of a W8A8 checkpoint.
+    """Classify the tensors of a W8A8 checkpoint by name.
 
     Raises:
-        BadCheckpoint: not W8A8, or of neither format.
+        BadCheckpoint: the checkpoint is not W8A8, or has neither format.
     """
     described = described_types(checkpoint)
     kind = "ModelSlim" if described is not None else "compressed-tensors"
@@ -100,10 +100,10 @@ def read_w8a8(checkpoint: Checkpoint) -> W8A8:
 
 
 def described_types(checkpoint: Checkpoint) -> dict[str, str] | None:
-    """ModelSlim's type of each tensor; None where there is no description.
+    """Return ModelSlim's type of each tensor; None without a description.
 
     Raises:
-        BadCheckpoint: two descriptions, or a weight of another type than W8A8.
+        BadCheckpoint: there are two descriptions, or a weight is not W8A8.
     """
     files = sorted(checkpoint.folder.glob(DESCRIPTION))
     if len(files) > 1:
@@ -119,7 +119,7 @@ def described_types(checkpoint: Checkpoint) -> dict[str, str] | None:
 
 
 def _check_format(checkpoint: Checkpoint) -> None:
-    """Raise BadCheckpoint for what is not compressed-tensors W8A8; the config's section may have its early name."""
+    """Raise BadCheckpoint unless the format is compressed-tensors W8A8; its section may have an early name."""
     config = checkpoint.quantization
     if config is None:
         wanted = f"config.json has no quantization_config, and there is no {DESCRIPTION}"

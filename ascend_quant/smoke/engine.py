@@ -1,8 +1,8 @@
 """A real vLLM engine, started from one checkpoint and refitted to another, compared with a fresh engine of the second.
 
-Two questions. Do the receipt, the bytes read back and the fresh engine's first load all have the digest that the oracle
-computes from the checkpoint? Of several ranks, which hold a share each: are they alike, rank by rank? And does the
-refitted engine generate the tokens that the fresh one generates?
+The receipt, the bytes read back and the fresh engine's first load must all have the digest that the oracle computes
+from the checkpoint; with several ranks, the engines are compared rank by rank. The refitted engine must generate the
+same tokens as the fresh one.
 """
 
 import os
@@ -23,12 +23,12 @@ from ascend_quant.smoke.probes import On, Seen, need, probe
 SCHEME = "int8"
 PROMPTS, PROMPT_TOKENS, TOKENS = 4, 24, 32
 BUCKET = 1 << 20  # bytes
-MEMORY = 0.3  # of a device, for a model of 5 M parameters
+MEMORY = 0.3  # fraction of a device's memory, for a model with 5 M parameters
 SECONDS = 240.0
 DECIDES = "a refitted engine holds the definition's bytes, and answers as a fresh one"
 Tokens = list[list[int]]
-# Wider than the demo's model, since not every device's attention takes heads of 32, with weights so large that answers
-# are not all the same. What is divided among ranks can be divided by 4.
+# Wider than the demo's model, since not every device's attention supports a head size of 32, with weights so large that
+# answers differ. Sizes that are split over ranks are divisible by 4.
 CONFIG = {
     "vocab_size": 512,
     "hidden_size": 512,
@@ -64,9 +64,9 @@ def refitted(on: On, graphs: bool = False, ranks: int = 1, moe: bool = False) ->
     """Refit an engine in buckets, and compare it with a fresh one.
 
     Args:
-        graphs: whether they capture graphs, as vLLM does by default.
-        ranks: tensor-parallel ranks, each with a device of its own.
-        moe: a model with experts, which are dealt out whole among several ranks.
+        graphs: whether the engines capture graphs, as vLLM does by default.
+        ranks: number of tensor-parallel ranks, each with its own device.
+        moe: whether the model has experts, which are distributed whole over several ranks.
 
     Raises:
         NotPossible: vLLM is missing.
@@ -99,14 +99,14 @@ def refitted(on: On, graphs: bool = False, ranks: int = 1, moe: bool = False) ->
 
 
 def definition_digest(parameters: Sequence[dict], read: Callable[[str], torch.Tensor], scheme: Scheme) -> str:
-    """16 hex digits: the digest that a receipt must have, by the oracle from a checkpoint's values alone.
+    """Return the digest that a receipt must have, 16 hex digits, computed by the oracle from a checkpoint's values.
 
-    The engine says only which checkpoint tensors lie in which of its parameters, in which order. One rank holds all.
+    The engine only tells which checkpoint tensors its parameters contain, in which order. One rank has all of them.
 
     Args:
-        parameters: as `worker.Extension.smoke_parameters` returns them.
-        read: gives a tensor of the checkpoint by its name.
-        scheme: one whose scales are shared by rows.
+        parameters: result of `worker.Extension.smoke_parameters`.
+        read: returns a tensor of the checkpoint by name.
+        scheme: a scheme with one scale per row.
     """
     found, weights = [], []
     for one in parameters:
@@ -124,7 +124,7 @@ def definition_digest(parameters: Sequence[dict], read: Callable[[str], torch.Te
 def digest_problems(
     first: Sequence[dict], receipts: Sequence[dict], loads: Sequence[dict], expected: Sequence[str], whose: str
 ) -> list[str]:
-    """Return what is wrong with the digests of each rank: first load, refit, and the fresh engine's load."""
+    """Return the problems with each rank's digests: first load, refit, and the fresh engine's load."""
     problems = []
     for rank, (before, receipt, load, wanted) in enumerate(zip(first, receipts, loads, expected, strict=True)):
         found = {
@@ -146,7 +146,7 @@ def digest_problems(
 
 
 def token_problems(answers: Tokens, fresh: Tokens) -> list[str]:
-    """Prompts that the refitted engine answers otherwise than a fresh one, or not at full length."""
+    """Return the prompts that the refitted engine answers differently from a fresh one, or not at full length."""
     problems = []
     for number, (ours, theirs) in enumerate(zip(answers, fresh, strict=True), start=1):
         if len(ours) != TOKENS or len(theirs) != TOKENS:
@@ -158,17 +158,17 @@ def token_problems(answers: Tokens, fresh: Tokens) -> list[str]:
 
 
 def need_vllm(on: On) -> None:
-    """Raise NotPossible unless an engine can be started; and choose what vLLM reads from the environment."""
+    """Raise NotPossible unless an engine can be started; set vLLM's environment variables."""
     need("vllm", "transformers", "safetensors", *(("vllm_ascend", "acl") if on.device.type == "npu" else ()))
     if on.device.type == "npu":
-        os.environ.setdefault("VLLM_ASCEND_ENABLE_NZ", "0")  # as verl sets it
-    if on.device.type == "cpu":  # a process of the engine's own would import vLLM again, on the same few cores
+        os.environ.setdefault("VLLM_ASCEND_ENABLE_NZ", "0")  # verl's setting
+    if on.device.type == "cpu":  # a separate engine process would import vLLM again, on the same few cores
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
 @contextmanager
 def checkpoints(on: On, moe: bool = False) -> Iterator[tuple[Path, Path]]:
-    """Yield the checkpoints that were given, or small ones made for as long as the block lasts."""
+    """Yield the given checkpoints, or small ones that exist inside the block."""
     if on.checkpoints is not None:
         yield on.checkpoints
         return
@@ -177,7 +177,7 @@ def checkpoints(on: On, moe: bool = False) -> Iterator[tuple[Path, Path]]:
 
 
 def questions(folder: Path) -> Tokens:
-    """Prompts of random token ids that the model knows."""
+    """Return prompts of random token ids from the model's vocabulary."""
     vocabulary = Checkpoint(folder).config["vocab_size"]
     return torch.randint(
         vocabulary, (PROMPTS, PROMPT_TOKENS), generator=torch.Generator("cpu").manual_seed(0), device="cpu"
@@ -188,7 +188,7 @@ def questions(folder: Path) -> Tokens:
 def engine_of(
     folder: Path, scheme: str, graphs: bool = False, memory: float | None = None, **more: Any
 ) -> Iterator[Any]:
-    """A vLLM engine that has ended when the block ends.
+    """Context with a vLLM engine, which is shut down at the end.
 
     Args:
         memory: gpu_memory_utilization; None for vLLM's default.
@@ -220,7 +220,7 @@ def engine_of(
 
 
 def generated(llm: Any, prompts: Sequence[list[int]], tokens: int = TOKENS) -> Tokens:
-    """The greedy answer to each prompt."""
+    """Return the greedy answer to each prompt."""
     from vllm import SamplingParams
 
     wanted = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
@@ -229,12 +229,12 @@ def generated(llm: Any, prompts: Sequence[list[int]], tokens: int = TOKENS) -> T
 
 
 def asked(llm: Any, method: str, *args: Any) -> list[Any]:
-    """The answers of the engine's workers, by rank."""
+    """Return the answers of the engine's workers, by rank."""
     return llm.collective_rpc(method, args=args)
 
 
 def write_models(folder: Path, moe: bool = False) -> tuple[Path, Path]:
-    """FOLDER/start and FOLDER/then, as of two training steps, in BF16; the same bytes wherever it is called."""
+    """Write FOLDER/start and FOLDER/then, two consecutive training steps in BF16; the bytes are always the same."""
     from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
 
     config = Qwen3MoeConfig(**CONFIG, **EXPERTS) if moe else Qwen2Config(**CONFIG)

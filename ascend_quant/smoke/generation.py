@@ -1,6 +1,7 @@
-"""Generation with a 7B model of random weights: tokens per second by batch size, memory, an NPU's kernels by name.
+"""Generation with a 7B model of random weights: tokens per second by batch size, memory, and an NPU's kernels by name.
 
-One engine a probe, so that what one says is there when the next one fails: BF16, int8, and vllm-ascend's own W8A8.
+Each probe has one engine (BF16, int8, or vllm-ascend's own W8A8), so that a failure does not lose the results of the
+others.
 """
 
 import json
@@ -18,7 +19,7 @@ from ascend_quant.smoke.engine import asked, engine_of, generated, need_vllm
 from ascend_quant.smoke.kernels import MOST, kernels_of
 from ascend_quant.smoke.probes import On, Seen, need, probe
 
-BATCHES, PROMPT, ANSWER, PROFILED = (8, 64, 256), 128, 256, 16  # tokens; of the profile, with the batch in the middle
+BATCHES, PROMPT, ANSWER, PROFILED = (8, 64, 256), 128, 256, 16  # PROFILED: tokens at the middle batch size
 SECONDS = 150
 CONFIG = {
     "model_type": "qwen2",
@@ -58,10 +59,10 @@ _timed("int8_4", "the same with int8 on four devices", BOTH, "int8", ranks=4)
 
 
 def generation(on: On, scheme: str, **options: Any) -> Seen:
-    """Generate with an engine that captures graphs of the batches' sizes alone; on a CPU it captures none."""
+    """Generate with an engine that captures graphs only for these batch sizes; on a CPU it captures none."""
     if options.get("quantization") == "ascend":
         need("vllm_ascend")
-        os.environ["VLLM_ASCEND_ENABLE_NZ"] = "1"  # its weights are in FRACTAL_NZ by default, as ours are
+        os.environ["VLLM_ASCEND_ENABLE_NZ"] = "1"  # vllm-ascend's weights are in FRACTAL_NZ by default, as ours
     need_vllm(on)
     batches = (2, 4) if on.small else BATCHES
     sizes = {"max_model_len": PROMPT + ANSWER + 8, "max_num_seqs": max(batches)}
@@ -91,9 +92,9 @@ def generation(on: On, scheme: str, **options: Any) -> Seen:
 
 
 def _rate(llm: Any, batch: int, few: bool) -> float:
-    """Tokens a second of whole answers, prompts and all."""
+    """Return tokens per second for whole answers, including prefill."""
     prompts = _prompts(batch)
-    generated(llm, prompts, 8)  # what has to be compiled
+    generated(llm, prompts, 8)  # compiles kernels
     begun = time.perf_counter()
     answers = generated(llm, prompts, 8 if few else ANSWER)
     return sum(map(len, answers)) / (time.perf_counter() - begun)
@@ -105,7 +106,8 @@ def _prompts(batch: int) -> list[list[int]]:
 
 
 def _write(folder: Path, config: dict[str, Any]) -> None:
-    """Write what an engine without weights reads: the config, and the description that vllm-ascend's W8A8 asks for."""
+    """Write the files that an engine without weights reads: the config, and the description that vllm-ascend's W8A8
+    needs."""
     (folder / "config.json").write_text(json.dumps(config))
     layers = range(config["num_hidden_layers"])
     quantized = {f"model.layers.{layer}.{name}.weight" for layer in layers for name in LINEAR}

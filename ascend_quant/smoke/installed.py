@@ -1,6 +1,6 @@
-"""Probes of what is installed: versions, the device, and the libraries that vLLM's compiled kernels need.
+"""Probes of the installation: versions, the device, and the libraries that vLLM's compiled kernels need.
 
-Where one of those is not here, vLLM starts without its kernels, and ends much later with an error that names none.
+If a library is missing, vLLM starts without its kernels, and fails much later with an unrelated error.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ def _installed(name: str) -> str | None:
 
 @probe("ipc", "verl hands weights to the engine through the device's own memory, not the host's", ("npu",), limit_s=15)
 def ipc(on: On) -> Seen:
-    """verl decides it by npu-smi, the driver and CANN."""
+    """Check IPC, which verl enables by npu-smi, the driver and CANN."""
     need("verl")
     from verl.utils.device import is_support_ipc
 
@@ -71,15 +71,15 @@ def missing_libraries() -> dict[str, list[str]]:
 
 
 def unresolved(file: Path) -> list[str]:
-    """The libraries that the dynamic linker alone does not find; torch's own are among them until it is imported."""
-    if shutil.which("ldd") is None:  # not glibc: vLLM has no build for such a system
+    """Return the libraries that the dynamic linker does not find by itself; torch's own until torch is imported."""
+    if shutil.which("ldd") is None:  # not glibc, for which vLLM has no build
         return []
     said = subprocess.run(["ldd", str(file)], capture_output=True, text=True, timeout=60).stdout
     return [line.split()[0] for line in said.splitlines() if line.endswith("not found")]
 
 
 def loads(name: str) -> bool:
-    """Return whether this process has a library of the name, or can load one."""
+    """Return whether this process has a library with this name, or can load one."""
     try:
         ctypes.CDLL(name)
     except OSError:

@@ -1,4 +1,4 @@
-"""Kernels of an NPU and their times, by name, from torch_npu's profiler."""
+"""An NPU's kernels and their times, by name, from torch_npu's profiler."""
 
 import csv
 from collections import defaultdict
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-MOST = 20  # kernels, those that take the longest first
+MOST = 20  # number of kernels in the report, slowest first
 TABLE = "kernel_details.csv"
 
 
 def profiler_into(folder: str) -> Any:
-    """Return torch_npu's profiler; `kernels_of` makes its tables, as an engine's process may not start others."""
+    """Return torch_npu's profiler; `kernels_of` writes its tables, since an engine's process may not start others."""
     from torch_npu import profiler
 
     detail = profiler._ExperimentalConfig(
@@ -25,10 +25,10 @@ def profiler_into(folder: str) -> Any:
 
 
 def kernels_of(folder: str) -> list[dict[str, Any]]:
-    """Return the name of each kernel, its calls, their microseconds together, and the core that it ran on.
+    """Return each kernel's name, number of calls, total microseconds, and core.
 
     Raises:
-        FileNotFoundError: the profiler has left no table.
+        FileNotFoundError: the profiler has not written a table.
     """
     from torch_npu.profiler import profiler
 
@@ -39,7 +39,7 @@ def kernels_of(folder: str) -> list[dict[str, Any]]:
 
 
 def summed(lines: Iterable[dict[str, str]]) -> list[dict[str, Any]]:
-    """Return the rows of torch_npu's table, one a call, summed by type and core."""
+    """Return the rows of torch_npu's table (one per call), summed by type and core."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for line in lines:
         found[line["Type"], line["Accelerator Core"]].append(float(line["Duration(us)"]))

@@ -1,4 +1,4 @@
-"""A probe of a device's kernels: a few weights in each scheme that the device supports, against the oracle on the host.
+"""A probe of a device's kernels: a few weights in each supported scheme, compared with the oracle on the host.
 
 Codes, scales, digests and fake-quantized values must have the oracle's bits. GEMMs round to BF16 and have their own
 summation order, so their error relative to the norm is checked.
@@ -17,17 +17,18 @@ from ascend_quant.refit import Refit, resident_class
 from ascend_quant.schemes import SCHEMES, Scheme
 from ascend_quant.smoke.probes import On, Seen, differing, need, probe
 
-SHAPES = ((448, 512), (128, 1024), (1024, 896))  # (N, K) that every scheme and every kernel takes
-ODD = (173, 90)  # no multiple of anything: int8 alone
+SHAPES = ((448, 512), (128, 1024), (1024, 896))  # (N, K) that all schemes and kernels support
+ODD = (173, 90)  # divisible by nothing; for int8 only
 TOKENS = (1, 17, 64)
-ERROR = 0.006  # of a product's norm: BF16 has 8 bits, and a code flips here and there
-TRAINED = ("int8", "int4_g128", "int4_g32")  # that have fake quantization
+ERROR = 0.006  # relative to the product's norm: BF16 has 8 bits, and a few codes are off by one
+TRAINED = ("int8", "int4_g128", "int4_g32")  # schemes with fake quantization
 
 
 @probe("operators.schemes", "every scheme's codes, scales, digests and products are the definition's", ("cpu", "cuda"))
 def schemes(on: On) -> Seen:
-    """Every scheme that the device serves; a scheme is left out where the device refuses it, as a GPU without FP8."""
-    need("vllm")  # whose products are registered
+    """Test every scheme that the device serves; those that it does not support (such as fp8 on old GPUs) are
+    skipped."""
+    need("vllm")  # registers its products
     seen = Seen()
     register_products(on.device.type)
     kernels = kernels_for(on.device)
@@ -54,7 +55,7 @@ def schemes(on: On) -> Seen:
 
 
 def _random(shape: tuple[int, int], seed: int) -> torch.Tensor:
-    """BF16 with a row of zeros, and rows of very different sizes."""
+    """Return random BF16 with a row of zeros, and rows of very different magnitude."""
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     values *= torch.logspace(-6, 2, shape[0]).unsqueeze(-1)
     values[shape[0] // 2] = 0
@@ -62,7 +63,7 @@ def _random(shape: tuple[int, int], seed: int) -> torch.Tensor:
 
 
 def written(storage: Storage, scheme: Scheme, w_NK: torch.Tensor, device: torch.device) -> list[str]:
-    """Refit the buffers with a weight, in shards where a scale does not span them; what is wrong with them then.
+    """Refit the buffers with a weight, in shards if no scale spans them; return what is wrong with the result.
 
     The last shard is written first.
 
@@ -103,7 +104,7 @@ def _faked(kernels: ModuleType, scheme: Scheme, w_NK: torch.Tensor, device: torc
 def _product_error(
     kernels: ModuleType, storage: Storage, scheme: Scheme, w_NK: torch.Tensor, tokens: int, device: torch.device
 ) -> float:
-    """The error of the product with the buffers' codes, relative to the norm of the oracle's product."""
+    """Return the error of the product with the buffers' codes, relative to the norm of the oracle's product."""
     x_MK = torch.randn(tokens, w_NK.shape[1], generator=torch.Generator().manual_seed(tokens)).to(torch.bfloat16)
     found = kernels.SERVING[scheme.name].linear(x_MK.to(device), storage.codes, storage.served_scale, None)
     wanted = oracle.product(x_MK, *oracle.quantize(w_NK, scheme), scheme)

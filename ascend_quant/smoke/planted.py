@@ -12,12 +12,12 @@ sends = SendingTrainingWorker.as_sent
 
 
 def sends_nan(self: SendingTrainingWorker, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
-    """`as_sent`, with the NaN once weights have left after all steps but the last; they leave before the first too."""
+    """Wrap `as_sent`: a NaN is set before the last of the weight syncs, of which there is one more than steps."""
     self.syncs = getattr(self, "syncs", 0) + 1
     if self.syncs == self.engine.optimizer_config.total_training_steps + 1:
         weight = self.engine.module.get_parameter(SPOILT)
         with torch.no_grad():
-            getattr(weight, "to_local", lambda: weight)()[0, 0] = float("nan")  # of fsdp2 this rank's shard
+            getattr(weight, "to_local", lambda: weight)()[0, 0] = float("nan")  # this rank's shard, under fsdp2
     return sends(self, weights)
 
 

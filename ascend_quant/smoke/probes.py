@@ -1,4 +1,4 @@
-"""Probes: their type, their list, and how one is run; an error in a probe is its result and does not end the run.
+"""Probes: their type, their list, and their execution; an error in a probe is its result, and does not end the run.
 
 @probe("operators.layout", "where FRACTAL_NZ puts each byte", devices=("npu",))
 def layout(on: On) -> Seen:
@@ -33,20 +33,20 @@ MOST_PROBLEMS = 8  # in a reason
 
 
 class UnknownProbe(ValueError):
-    """A name that no probe and no group of them has; says which there are."""
+    """Raised for a name of no probe or group; the message lists those that exist."""
 
 
 class NotPossible(Exception):
-    """Nothing is wrong, but this machine cannot answer: an operator, a device or a package is missing, and which."""
+    """Raised if this machine cannot run a probe, naming the operator, device or package that is missing."""
 
 
 @dataclass(frozen=True)
 class On:
-    """The device, and the shapes and checkpoints, of a probe."""
+    """The device, shapes and checkpoints of a probe."""
 
     device: torch.device
     small: bool = False  # whether shapes are those of a dry run on a stand-in
-    checkpoints: tuple[Path, Path] | None = None  # that an engine starts from and is refitted to; None: made here
+    checkpoints: tuple[Path, Path] | None = None  # for a refit from one to the other
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a tensor to the device."""
@@ -61,12 +61,12 @@ class Seen:
     problems: list[str] = field(default_factory=list)
 
     def holds(self, condition: bool, problem: str) -> None:
-        """A problem unless the condition holds."""
+        """Record a problem unless the condition holds."""
         if not condition:
             self.problems.append(problem)
 
     def same(self, what: str, found: torch.Tensor, expected: torch.Tensor) -> None:
-        """A problem if any bit differs; a NaN is a NaN."""
+        """Record a problem if any bit differs; NaNs are equal."""
         if apart := differing(found, expected):
             self.problems.append(f"{what}: {apart}")
 
@@ -79,15 +79,15 @@ class Probe:
     """A probe of this installation, which answers one question."""
 
     name: str
-    decides: str  # what is known once it has run
-    run: Look  # raises NotPossible, or whatever goes wrong
-    devices: tuple[str, ...] = ("cpu", "cuda", "npu")  # the kinds of device that it is for
-    slow: bool = False  # whether it starts processes of its own, as an engine
-    limit_s: float = 60.0  # seconds, after which its process is ended
-    ranks: int = 1  # how many devices it takes
+    decides: str  # what the probe decides
+    run: Look  # raises NotPossible, or any other exception
+    devices: tuple[str, ...] = ("cpu", "cuda", "npu")  # kinds of devices on which it runs
+    slow: bool = False  # whether it starts other processes, such as an engine
+    limit_s: float = 60.0  # seconds after which its process is killed
+    ranks: int = 1  # number of devices
 
     def lacks(self, there: int) -> str:
-        """Return what is missing where so many devices are there; "" for nothing."""
+        """Return what is missing on a machine with this many devices; "" if nothing is."""
         return f"{self.ranks} devices are needed, but there are {there}" if there < self.ranks else ""
 
 
@@ -95,13 +95,13 @@ PROBES: dict[str, Probe] = {}
 
 
 def need(*packages: str) -> None:
-    """Raise NotPossible unless all of them can be imported."""
+    """Raise NotPossible unless all of these packages can be imported."""
     if lacking := [name for name in packages if find_spec(name) is None]:
         raise NotPossible(f"this Python environment lacks {', '.join(lacking)}")
 
 
 def probe(name: str, decides: str, *fields: Any, **named: Any) -> Callable[[Look], Look]:
-    """Register a probe; what follows are the fields of `Probe`, from `devices` on."""
+    """Register a probe; the arguments are the fields of `Probe`, from `devices` on."""
 
     def register(function: Look) -> Look:
         PROBES[name] = Probe(name, decides, function, *fields, **named)
@@ -111,10 +111,10 @@ def probe(name: str, decides: str, *fields: Any, **named: Any) -> Callable[[Look
 
 
 def probes_for(device: str, wanted: Sequence[str] = ()) -> list[Probe]:
-    """The probes for a kind of device, in their order, that have one of the names or are of such a group.
+    """Return the probes for a kind of device, in order, that have one of these names or groups.
 
     Raises:
-        UnknownProbe: naming what there is.
+        UnknownProbe: there is no such probe or group; the message lists them.
     """
     modules = [import_module(f"ascend_quant.smoke.{module}").__name__ for module in MODULES]
     in_order = sorted(PROBES.values(), key=lambda one: modules.index(one.run.__module__))
@@ -126,7 +126,7 @@ def probes_for(device: str, wanted: Sequence[str] = ()) -> list[Probe]:
 
 
 def is_in(name: str, group: str) -> bool:
-    """True if a probe has this name or is of this group."""
+    """Return whether a probe has this name or belongs to this group."""
     return name == group or name.startswith(f"{group}.")
 
 
@@ -139,11 +139,11 @@ def carry_out(one: Probe, on: On) -> Result:
             if on.device.type != "cpu" and (lacking := one.lacks(getattr(torch, on.device.type).device_count())):
                 raise NotPossible(lacking)
             seen = one.run(on)
-            _wait_for(on.device)  # an operator's error may come this late
+            _wait_for(on.device)  # asynchronous errors of operators appear here
             status, why = (FAILED if seen.problems else OK), "; ".join(seen.problems[:MOST_PROBLEMS])
         except NotPossible as error:
             status, why = NOT_APPLICABLE, str(error)
-        except Exception as error:  # whatever a device or an engine raises is what we came to see
+        except Exception as error:  # an exception of the device or engine is the result
             status, why, broke = FAILED, f"{type(error).__name__}: {' '.join(str(error).split())}", True
     seconds = round(time.monotonic() - begun, 1)
     return Result(one.name, one.decides, status, seconds, without_traces(why), dict(seen.values), broke)
@@ -151,7 +151,8 @@ def carry_out(one: Probe, on: On) -> Result:
 
 @contextlib.contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
-    """End the process with all its stacks on stderr unless the block ends in time, even if no Python runs meanwhile."""
+    """End the process, with all stacks on stderr, unless the block ends in time, even if no Python code runs
+    meanwhile."""
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
     try:
         yield
@@ -165,7 +166,7 @@ def _wait_for(device: torch.device) -> None:
 
 
 def differing(found: torch.Tensor, expected: torch.Tensor) -> str:
-    """Return in what way bits differ; "" where they do not. A NaN is a NaN."""
+    """Describe how bits differ; "" if they do not. NaNs are equal."""
     found, expected = found.cpu().contiguous(), expected.cpu().contiguous()
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return f"{tuple(found.shape)} {found.dtype}, by the definition {tuple(expected.shape)} {expected.dtype}"

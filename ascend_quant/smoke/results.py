@@ -17,7 +17,7 @@ OK: Status = "ok"
 FAILED: Status = "failed"
 NOT_APPLICABLE: Status = "not applicable"
 STYLES: dict[Status, str] = {OK: "green", FAILED: "bold red", NOT_APPLICABLE: "yellow"}
-LONGEST, SHORT = 2000, 60  # characters: of a reason, and of what a line shows of the values
+LONGEST, SHORT = 2000, 60  # characters: of a reason, and of the values in a line
 
 
 @dataclass(frozen=True)
@@ -25,31 +25,31 @@ class Result:
     """The result of one probe."""
 
     name: str
-    decides: str  # what is known once it has run, in one sentence
+    decides: str  # what the probe decides, in one sentence
     status: Status
     seconds: float = 0.0
-    reason: str = ""  # why it failed, or why it does not apply and what to do instead; "" where all is well
-    values: dict[str, Any] = field(default_factory=dict)  # what was observed
-    broke: bool = False  # whether it failed before it could judge: it raised an error, or its process ended
+    reason: str = ""  # why it failed, or why it does not apply and what to do; "" if it passed
+    values: dict[str, Any] = field(default_factory=dict)  # observed values
+    broke: bool = False  # whether it failed before it could judge: it raised an exception, or its process ended
 
 
 def document(results: Sequence[Result], about: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of the JSON file.
+    """Return the content of the JSON file.
 
     Args:
-        about: what was tried, and when.
+        about: description of the run, with its time.
     """
     ok = all(one.status != FAILED for one in results)
     return {"schema": SCHEMA, "ok": ok, **about, "probes": [plain(asdict(one)) for one in results]}
 
 
 def as_text(content: Mapping[str, Any]) -> str:
-    """The JSON file."""
+    """Return the text of the JSON file."""
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
 def show(one: Result, console: "Console") -> None:
-    """A line of what came of a probe, and one of what did not go well."""
+    """Print a line for a probe's result, and one for its problem."""
     from rich.text import Text
 
     said = Text.assemble(f"{one.name}: ", (one.status, STYLES[one.status]), f", {one.seconds:.1f} s")
@@ -59,7 +59,7 @@ def show(one: Result, console: "Console") -> None:
 
 
 def in_short(values: Mapping[str, Any]) -> str:
-    """The first of the values that are numbers or words."""
+    """Return the first values that are numbers or strings."""
     shown = ""
     for name, value in values.items():
         if isinstance(value, (str, int, float)):
@@ -72,7 +72,7 @@ def in_short(values: Mapping[str, Any]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it: NaN and Inf as text."""
+    """Return a value for JSON; NaN and Inf become strings."""
     if isinstance(value, dict):
         return {str(name): plain(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -83,7 +83,7 @@ def plain(value: Any) -> Any:
 
 
 def without_traces(text: str) -> str:
-    """The text without folders and without this host's name: the file goes to strangers."""
+    """Return the text without paths and this host's name, since the file is sent to others."""
     text = re.sub(r"(?<![\w.])(?:/[\w.+@-]+)+/(?=[\w.+@-])", "", text)
     host = socket.gethostname()
     return (text.replace(host, "(host)") if len(host) > 2 else text)[:LONGEST]

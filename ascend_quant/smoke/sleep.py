@@ -20,7 +20,7 @@ from ascend_quant.smoke.probes import On, Seen, probe
 
 FRACTAL_NZ = "29"
 CYCLES = 20
-GROWTH = 64 << 20  # bytes of a device, from the third cycle to the last: vllm-ascend#9563 is of some with each
+GROWTH = 64 << 20  # bytes of device memory between the third and the last cycle: vllm-ascend#9563 leaks in each
 
 
 @probe(
@@ -31,11 +31,11 @@ GROWTH = 64 << 20  # bytes of a device, from the third cycle to the last: vllm-a
     240,
 )
 def sleep(on: On) -> Seen:
-    """Let an engine sleep as it is, then refit it to either checkpoint in turn, after a sleep each."""
+    """Let an engine sleep without a refit, then refit it to the two checkpoints in turn, each after a sleep."""
     need_vllm(on)
     options: dict[str, Any] = {"enable_sleep_mode": True}
     if on.device.type == "npu":
-        options["additional_config"] = {"weight_nz_mode": 0}  # vllm-ascend's own casts do not survive a sleep
+        options["additional_config"] = {"weight_nz_mode": 0}  # vllm-ascend's own casts do not survive sleep
     with checkpoints(On(on.device)) as both:
         prompts = questions(both[0])
         with engine_of(both[0], SCHEME, graphs=True, memory=MEMORY, **options) as llm:
@@ -65,7 +65,7 @@ def sleep(on: On) -> Seen:
 
 
 def judge(seen: Seen, turns: list[dict[str, Any]], expected: list[str], nz: bool) -> None:
-    """Judge the sleep without a refit, and the turns, of which every second one has the same weights.
+    """Judge the sleep without a refit, and the cycles, of which every second one has the same weights.
 
     Args:
         nz: whether some weights must be in FRACTAL_NZ.

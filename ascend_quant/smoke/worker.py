@@ -11,20 +11,20 @@ from ascend_quant.integrations.vllm import refit_of, register
 from ascend_quant.profile.checkpoints import Checkpoint
 from ascend_quant.smoke.kernels import profiler_into
 
-register()  # where the package lies in PYTHONPATH alone, vLLM's processes do not find it by its entry point
+register()  # with the package only in PYTHONPATH, vLLM's processes do not find its entry point
 
 Bucket = list[tuple[str, torch.Tensor]]
 
 
 class Extension:
-    """Methods that vLLM adds to its worker class; what they return is plain."""
+    """Methods that vLLM adds to its worker class; they return plain data."""
 
     def smoke_parameters(self) -> list[dict[str, Any]]:
-        """Return how each of the engine's parameters is made.
+        """Return how each of the engine's parameters is stored.
 
         Returns:
-            of each: parts, names in the checkpoint in the order of its rows; weight, its factor in the digest of all;
-            quantized, whether it is held as codes and scales; dtype, torch's name of the engine's own if it is not.
+            For each parameter: parts, its checkpoint names in the order of its rows; weight, its factor in the digest
+            of all residents; quantized, whether it has codes and scales; dtype, torch's name of its dtype otherwise.
         """
         return [
             {
@@ -44,21 +44,21 @@ class Extension:
         return dict(Counter(str(torch_npu.get_npu_format(one.data)) for one in model.parameters()))
 
     def smoke_receipt(self) -> dict[str, Any]:
-        """The last refit's, or the first load's; with the digest of the bytes that are there now."""
+        """Return the last refit's receipt, or the first load's, with the digest of the current bytes."""
         refit = refit_of(self.model_runner.get_model())
         return refit.last_receipt.as_dict() | {"read_back": refit.digest()}
 
     def smoke_free(self) -> int:
-        """Bytes of the device that nobody has."""
+        """Return the device's free memory in bytes."""
         return torch.get_device_module(self._smoke_device()).mem_get_info()[0]
 
     def smoke_weights(self) -> int:
-        """Bytes of the model's parameters and buffers."""
+        """Return the size of the model's parameters and buffers in bytes."""
         model = self.model_runner.get_model()
         return sum(one.nbytes for one in [*model.parameters(), *model.buffers()])
 
     def smoke_profile(self, folder: str | None = None) -> None:
-        """Begin to look at an NPU's kernels, into the folder; without one, end. Rank 0 alone."""
+        """Start profiling an NPU's kernels into the folder; without a folder, stop. Only rank 0 profiles."""
         if self.rank != 0:
             return
         if folder is not None:
@@ -69,10 +69,11 @@ class Extension:
             self.smoke_profiled.stop()
 
     def smoke_refit(self, folder: str, limit: int) -> int:
-        """Refit with a checkpoint's tensors, the last first, in buckets of about `limit` bytes; how many buckets.
+        """Refit with a checkpoint's tensors, the last first, in buckets of about `limit` bytes; return the number of
+        buckets.
 
         Raises:
-            RefitError: a tensor is refused, or some are missing: closing the refit names them.
+            RefitError: a tensor is refused, or some are missing; the message names them.
         """
         model, count, device = self.model_runner.get_model(), 0, self._smoke_device()
         with refit_of(model).session():
@@ -86,7 +87,7 @@ class Extension:
 
 
 def buckets(folder: Path, limit: int) -> Iterator[Bucket]:
-    """The tensors of a checkpoint, the last first, as many together as `limit` bytes hold, at least one."""
+    """Yield a checkpoint's tensors, the last first, in buckets of up to `limit` bytes, at least one tensor each."""
     bucket: Bucket = []
     checkpoint = Checkpoint(folder)
     for name in sorted(checkpoint.names, reverse=True):

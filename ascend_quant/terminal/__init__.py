@@ -1,5 +1,5 @@
-"""What the commands of `ascend-quant` and of the launcher share on a terminal.
+"""Terminal code shared by the commands of `ascend-quant` and of the launcher.
 
-exits.py      exit statuses, and an error in one line
-progress.py   progress bars; without a terminal, a line from time to time
+exits.py      exit statuses, and errors in one line
+progress.py   progress bars; without a terminal, occasional lines
 """

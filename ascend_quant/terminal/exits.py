@@ -4,12 +4,12 @@ import sys
 from typing import NoReturn
 
 DONE = 0
-FAILED = 1  # what was asked for did not come about, or not all of it
-WRONG_USE = 2  # options, files or a machine with which nothing was tried
+FAILED = 1  # the command failed or completed only in part
+WRONG_USE = 2  # wrong options, files or machine; nothing was tried
 ABOVE = 3  # mismatch: the KL is above --fail-above
-NOT_REACHED = 3  # commands.tune: time ran out; the next run goes on
+NOT_REACHED = 3  # commands.tune: time ran out; the next run continues
 NOT_FORMED = 3  # train: the cluster did not form, or a host could not take part
-INTERRUPTED = 130  # Ctrl-C, as shells say it
+INTERRUPTED = 130  # Ctrl-C, by the shell's convention
 
 
 def fail(message: str, status: int) -> NoReturn:

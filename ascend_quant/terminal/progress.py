@@ -1,4 +1,4 @@
-"""Progress of a command: rich's progress bars on a terminal, otherwise (log, pipe, CI) a line from time to time."""
+"""Progress of a command: rich's progress bars on a terminal, otherwise (log, pipe, CI) an occasional line."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,9 +11,9 @@ FIRST_SECONDS, MOST_SECONDS = 5.0, 20.0
 
 
 class Bars(Progress):
-    """Rich's bars; without a terminal a line for each that is under way, after 5 s, and then every 10 to 20 s.
+    """Rich's bars; without a terminal, a line for each active bar after 5 s, then every 10 to 20 s.
 
-    Bars that are not `transient` have a line when they are complete, too.
+    Bars that are not `transient` also print a line when they are complete.
     """
 
     def __init__(self, *columns: str | ProgressColumn, console: Console, transient: bool = False) -> None:
@@ -22,13 +22,13 @@ class Bars(Progress):
         self._stay, self._told = not transient, set[TaskID]()
 
     def start(self) -> None:
-        """Show them, or begin to speak."""
+        """Show the bars, or start printing lines."""
         super().start()
         if self.disable:
             self._speaker.start()
 
     def stop(self) -> None:
-        """Leave them, or fall silent."""
+        """Remove the bars, or stop printing lines."""
         super().stop()
         self._over.set()
         if self._speaker.is_alive():
@@ -58,7 +58,7 @@ class Bars(Progress):
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Say on stderr what is waited for."""
+    """Print to stderr what the command waits for."""
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False)
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         bars.add_task(what, total=None)
@@ -67,7 +67,7 @@ def waiting(what: str) -> Iterator[None]:
 
 @contextmanager
 def counting(what: str, console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar with the time left; what it gives takes how much of how much is done."""
+    """Show a bar with the remaining time; yields a function that takes the finished and the total amount."""
     with Bars(console=console, transient=True) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -24,7 +24,7 @@ Forward = Callable[[], torch.Tensor]
 
 
 class Held:
-    """Weights (.., N, K) that the device keeps, with BF16 copies of their scales, and their refits."""
+    """Weights (.., N, K) on the device, with BF16 copies of their scales, and their refits."""
 
     def __init__(self, on: On, shapes: Sequence[tuple[int, ...]], nz: bool) -> None:
         self.on, self.storages = on, [data.storage(shape, nz, on) for shape in shapes]
@@ -37,7 +37,7 @@ class Held:
         self.refit = Refit(self.weights)
 
     def write(self, seed: int) -> list[torch.Tensor]:
-        """Carry out a refit with new values, and return them."""
+        """Refit with new values, and return them."""
         values = [data.weights(*weight.data.shape, seed=seed) for weight in self.weights]
         with self.refit.session() as session:
             for weight, value in zip(self.weights, values, strict=True):
@@ -46,7 +46,7 @@ class Held:
         return values
 
     def where(self) -> list[int]:
-        """Addresses, and the weights' formats."""
+        """Return the addresses and the formats of the weights."""
         import torch_npu
 
         tensors = [one for storage in self.storages for one in (storage.codes, storage.scale)] + self.copies
@@ -55,7 +55,7 @@ class Held:
 
 @probe("operators.refits", "refits move nothing and keep no memory, and captured ACL graphs follow them", ("npu",))
 def refits(on: On) -> Seen:
-    """Refit linear layers, plain and in FRACTAL_NZ, and a mixture of experts, as they are served."""
+    """Refit linear layers in ND and FRACTAL_NZ, and a mixture of experts, as they are served."""
     seen, (n, k) = Seen(), (96, 64) if on.small else data.SEVEN_B[0]
     x_MK = on.put(data.tokens(16, k, seed=64))
     for nz in (False, True):
@@ -79,13 +79,13 @@ def refits(on: On) -> Seen:
 
 
 def _refitted(seen: Seen, name: str, held: Held, forward: Forward) -> None:
-    """Capture, then refit and replay: what comes out is what an eager call gives."""
+    """Capture a graph, then refit and replay it: the output must equal that of an eager call."""
     held.write(65)
     replay, captured = captured_if_possible(seen, forward)
     before, last, kept, apart = held.where(), forward().cpu(), [], 0
     for turn in range(REFITS):
         values = held.write(66 + turn)
-        for value, copy in zip(values, held.copies, strict=True):  # codes and scales are for operators.codes
+        for value, copy in zip(values, held.copies, strict=True):  # codes and scales are tested by operators.codes
             seen.same(f"{name}: copied scales", copy, oracle.quantize_weight(value)[1].to(torch.bfloat16))
         found = forward().cpu()
         seen.holds(not torch.equal(found, last), f"{name}: after a refit it computes what it computed before")
@@ -105,25 +105,25 @@ def _refitted(seen: Seen, name: str, held: Held, forward: Forward) -> None:
 
 
 def captured_if_possible(seen: Seen, forward: Forward) -> tuple[Callable[[], None], torch.Tensor | None]:
-    """Return a replay of a captured call, and the output it overwrites; None, noting why, without graphs."""
+    """Return a replay of a captured call, and the output that it overwrites; None, with a note, if capture fails."""
     one = torch.ones(16, device="npu")
     try:
         _captured(lambda: one + 1)
-    except Exception as why:  # not even an addition can be captured here
+    except Exception as why:  # not even an addition can be captured
         seen.values["no graphs"] = str(why).partition("\n")[0]
         return lambda: None, None
     return _captured(forward)
 
 
 def _captured(forward: Forward) -> tuple[Callable[[], None], torch.Tensor]:
-    forward()  # what is compiled or allocated once is so before
+    forward()  # compiles and allocates before the capture
     torch.npu.synchronize()
     stream, graph = torch.npu.current_stream(), torch.npu.NPUGraph()
     try:
         with torch.npu.graph(graph):
             output = forward()
     finally:
-        torch.npu.set_stream(stream)  # a capture that fails to begin leaves its own one behind
+        torch.npu.set_stream(stream)  # a capture that fails to begin leaves its stream current
     return graph.replay, output
 
 
@@ -142,10 +142,10 @@ def _reserved(on: On) -> int:
 def c8(on: On) -> Seen:
     attention, plugin, probing = _plugin()
     seen = Seen()
-    for name, pair in PAIRS.items():  # what is refused for one may work for another
+    for name, pair in PAIRS.items():  # a refusal for one may not apply to another
         try:
             error = probing.largest_error(probing.scratch(attention, *pair, HEAD), torch.bfloat16, on.device)
-        except Exception as why:  # what it says is what we came for
+        except Exception as why:  # its message is the result
             error = without_traces(f"{type(why).__name__}: {why}")
         seen.values[f"error with the heads of {name}"] = error
         seen.holds(isinstance(error, float) and error < probing.TOLERANCE, f"heads of {name}: {error}")
@@ -168,7 +168,7 @@ def c8(on: On) -> Seen:
         return layer.impl._forward_c8_decode(asked, metadata, torch.empty_like(asked), layer)
 
     replay, captured = captured_if_possible(seen, forward)
-    for largest in (0.5, 2.0, 8.0):  # the first cuts off
+    for largest in (0.5, 2.0, 8.0):  # the first one clips
         buffers.write({"layers.0.self_attn": torch.full((2, KV_HEADS * HEAD), largest / 127)})
         replay()
         found = forward() if captured is None else captured
@@ -181,7 +181,7 @@ def c8(on: On) -> Seen:
 
 
 def _off(found: torch.Tensor, query: torch.Tensor, keys: torch.Tensor, scale: float) -> float:
-    """Return the largest error beside attention over rounded keys, which are the values too, in float64."""
+    """Return the largest error, compared with float64 attention over rounded keys, which are also the values."""
     held = float(torch.tensor(scale, dtype=torch.bfloat16))
     rows = (keys.double() / held).round().clamp(-128, 127) * held
     rows_HTD = rows.repeat_interleave(HEADS // KV_HEADS, 1).transpose(0, 1)
@@ -191,7 +191,7 @@ def _off(found: torch.Tensor, query: torch.Tensor, keys: torch.Tensor, scale: fl
 
 
 def _layer(attention: type, plugin, probing, on: On) -> torch.nn.Module:
-    """A refit as the plugin makes one, without vLLM around it."""
+    """Return a layer's refit as the plugin creates it, without vLLM."""
     layer, channels = torch.nn.Module(), KV_HEADS * HEAD
     layer.num_kv_heads, layer.head_size = KV_HEADS, HEAD
     layer.impl = probing.scratch(attention, HEADS, KV_HEADS, HEAD)
@@ -202,7 +202,7 @@ def _layer(attention: type, plugin, probing, on: On) -> torch.nn.Module:
 
 
 def _plugin():
-    """vllm-ascend's attention with C8, our buffers of its scales, and our trial of it; vLLM's plugins are loaded."""
+    """Set up vllm-ascend's attention with C8, our scale buffers, and our probe of it; vLLM's plugins are loaded."""
     need("vllm", "vllm_ascend")
     from ascend_quant.integrations.vllm import register
 

@@ -1,4 +1,4 @@
-"""Probes that compare the results of ascend_quant.kernels.npu with the oracle: written bytes, statistics, layers."""
+"""Probes that compare ascend_quant.kernels.npu with the oracle: written bytes, statistics, layers."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ from ascend_quant.smoke.npu import data
 from ascend_quant.smoke.operators import ERROR, written
 from ascend_quant.smoke.probes import On, Seen, probe
 
-UNALIGNED = ((72, 40), (33, 16), (2, 40, 24))  # where FRACTAL_NZ is padded and panels are shared
+UNALIGNED = ((72, 40), (33, 16), (2, 40, 24))  # shapes with padded or shared panels in FRACTAL_NZ
 TOKENS = (1, 16, 256)
 
 
@@ -28,7 +28,7 @@ TOKENS = (1, 16, 256)
     limit_s=30,
 )
 def rounding(on: On) -> Seen:
-    """Try every magnitude by the way that refits take here, fused or plain; and what both rest on."""
+    """Test every magnitude with the operators that refits use here, fused or elementwise."""
     way = npu_codes.way_of(on.device)
     seen = Seen({"magnitudes by": way.absmax.__name__, "codes by": way.codes.__name__})
     halves = torch.arange(-255, 256).float() / 2
@@ -36,7 +36,7 @@ def rounding(on: On) -> Seen:
     bits = (on.put(near) + reciprocals.MAGIC).view(torch.int32) - reciprocals.MAGIC_BITS
     seen.same("rounded by an addition", bits, near.round().to(torch.int32))
     absmax = torch.arange(0x7F80, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-    columns = torch.tensor([127, 63.5, -127, -63.5, 0.5, -2.5, 31.75, 0.99], dtype=torch.float64) / 127  # ties too
+    columns = torch.tensor([127, 63.5, -127, -63.5, 0.5, -2.5, 31.75, 0.99], dtype=torch.float64) / 127  # with ties
     values_NK = (absmax.double()[:, None] * columns).to(torch.bfloat16)
     codes, scales = oracle.quantize_rows(values_NK, absmax.float())
     there = on.put(values_NK)
@@ -54,7 +54,8 @@ def rounding(on: On) -> Seen:
     limit_s=120,
 )
 def codes(on: On) -> Seen:
-    """Dense weights and stacks of experts, in three shards; codes read by rows, and by torch_npu's own cast."""
+    """Write dense weights and stacks of experts in three shards; read codes back by rows, and by torch_npu's own
+    cast."""
     import torch_npu
 
     seen, cast = Seen(), npu_ops.operator("npu_format_cast")
@@ -96,7 +97,7 @@ def not_finite(on: On) -> Seen:
 
 @probe("operators.products", "W8A8 layers compute the definition's product but for rounding", ("npu",))
 def products(on: On) -> Seen:
-    """Compute layers as they are served, plain and in FRACTAL_NZ, with and without a bias; a token is all zeros."""
+    """Compute layers as they are served, in ND and FRACTAL_NZ, with and without bias; one token is all zeros."""
     seen = Seen()
     for rows, length in ((96, 64), (72, 40)) if on.small else (data.SEVEN_B[0], data.SEVEN_B[3], (72, 40)):
         codes_NK, scale_N = oracle.quantize_weight(data.weights(rows, length, seed=42))
@@ -116,7 +117,8 @@ def products(on: On) -> Seen:
 
 @probe("operators.experts", "a W8A8 mixture of experts is the definition's but for rounding, by both ways", ("npu",))
 def experts(on: On) -> Seen:
-    """Compute a mixture by npu_dequant_swiglu_quant after a product, and by the fused operator; then by few experts."""
+    """Compute a mixture by npu_dequant_swiglu_quant after a product, and by the fused operator; then with few
+    experts."""
     seen = Seen()
     count, hidden, length, tokens, top = (4, 64, 64, 37, 2) if on.small else (8, 768, 2048, 256, 4)
     w13, w2 = data.weights(count, 2 * hidden, length, seed=53), data.weights(count, length, hidden, seed=54)
@@ -136,7 +138,7 @@ def experts(on: On) -> Seen:
 
 
 def _near(seen: Seen, name: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Note how far a product is off; a problem if rounding does not explain it, or a NaN is in it."""
+    """Record a product's error; it is a problem if rounding does not explain it, or if there is a NaN."""
     error = float((found.cpu().float() - wanted.float()).norm() / wanted.float().norm())
     seen.values[f"{name}, error of the norm"] = error
     seen.holds(error <= ERROR, f"{name}: off by {error:.3g} of the norm; rounding explains {ERROR}")

@@ -17,8 +17,8 @@ from ascend_quant.smoke.npu import data
 from ascend_quant.smoke.probes import On, Seen, need, probe
 
 ROUNDS, ROUND_MS, MOST_CALLS = 5, 30.0, 50
-ROOM = 0.7  # share of the free memory
-AI_CPU = "AI_CPU"  # as torch_npu's profiler calls it
+ROOM = 0.7  # fraction of the free memory to use
+AI_CPU = "AI_CPU"  # torch_npu's profiler's name
 FUSED, WAITS = "codes_fused", 2
 
 
@@ -28,7 +28,7 @@ FUSED, WAITS = "codes_fused", 2
     ("npu",),
 )
 def refit(on: On) -> Seen:
-    """Time refits of as many layers as there is room for, and of experts, gate and up in writes of their own."""
+    """Time refits of as many layers as fit into memory, and of experts, whose gate and up are written separately."""
     seen = Seen()
     copied = _random(on, 1 << (14 if on.small else 29))  # far more than a cache holds
     target = torch.empty_like(copied)
@@ -47,7 +47,7 @@ def refit(on: On) -> Seen:
 
 
 def _jobs(on: On, source: torch.Tensor) -> list[Job]:
-    """Return the jobs that write a weight into new buffers: one a matrix, two for each matrix of a stack of experts."""
+    """Return jobs that write a weight into new buffers: one per matrix, two per matrix of a stack of experts."""
     rows_NK, storage = source.flatten(0, -2), data.storage(source.shape, True, on)
     stand_in, scale_N = torch.empty(rows_NK.shape, dtype=torch.int8, device="meta"), storage.scale.flatten()
     step = source.shape[-2] if source.dim() == 2 else source.shape[-2] // 2
@@ -68,13 +68,13 @@ def _refit(on: On, jobs: list[Job]) -> None:
 
 
 def milliseconds(call: Callable[[], object]) -> float:
-    """Time one call until the device is idle: the median of rounds of several, after what is compiled."""
+    """Return the median time of a call until the device is idle, in milliseconds; kernels are compiled before."""
     calls = max(1, min(MOST_CALLS, int(ROUND_MS / max(_took(call, 1), 1e-3))))
     return median(_took(call, calls) for _ in range(ROUNDS))
 
 
 def _took(call: Callable[[], object], times: int) -> float:
-    """Milliseconds of one of several calls."""
+    """Return the milliseconds of one of several calls."""
     if times == 1:
         call()
     torch.npu.synchronize()
@@ -86,7 +86,7 @@ def _took(call: Callable[[], object], times: int) -> float:
 
 
 def _random(on: On, *shape: int) -> torch.Tensor:
-    """BF16 on the device, drawn there."""
+    """Return random BF16, generated on the device."""
     return torch.empty(shape, dtype=torch.bfloat16, device=on.device).normal_(0, 0.02)
 
 
@@ -112,7 +112,7 @@ def refit_calls(on: On) -> Seen:
 
 
 def judged(way: str, found: list[dict[str, Any]], said: list[str]) -> Seen:
-    """Judge by the profile's kernels, and by what was said of waits; the plain way may wait, and use the AI CPU."""
+    """Judge the profile by its kernels and by reported synchronizations, both allowed without the fused operators."""
     waits = sum("synchroniz" in one for one in said)
     slow = [one["name"] for one in found if one["on"] == AI_CPU]
     microseconds = round(sum(one["us"] for one in found), 1)
