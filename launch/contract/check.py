@@ -1,4 +1,4 @@
-"""A check that a release still has all that we use: the tables of contract.py, and every other name in our sources."""
+"""A check that a release still has all names that we use: the tables of contract.py, and all others in our sources."""
 
 import ast
 import re
@@ -17,26 +17,26 @@ from launch.contract.sources import Sources, takes
 
 TABLES: dict[str, Mapping[str, tuple[Use, ...]]] = {"vllm": CONTRACT}
 OURS = ROOT / "ascend_quant"
-OTHERS = "other names in our sources"  # many of them are other versions': they are probed for
+OTHERS = "other names in our sources"  # many belong to other versions, and are probed at run time
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Result of checking one feature's names."""
+    """The result of checking one feature's names."""
 
     feature: str
-    rows: int  # how many there are
-    problems: tuple[str, ...]  # what is missing, in words
+    rows: int  # number of rows
+    problems: tuple[str, ...]  # descriptions of what is missing
 
 
 def read(what: str) -> tuple[str, list[Reading]]:
-    """Read a release of the package index ("vllm==0.34.0", or "vllm" for the newest), or a folder that has it unpacked.
+    """Check a release of the package index ("vllm==0.34.0", or "vllm" for the newest), or a folder with its files.
 
     Returns:
-        what was read ("vllm-0.34.0", or the folder), and its readings.
+        What was checked ("vllm-0.34.0", or the folder), and the results.
 
     Raises:
-        LaunchError: pip does not find it, or there is none of our packages in it.
+        LaunchError: pip does not find the release, or it contains none of the known packages.
     """
     if Path(what).is_dir():
         return what, of_folder(Path(what))
@@ -45,7 +45,7 @@ def read(what: str) -> tuple[str, list[Reading]]:
 
 
 def fetch(requirement: str, to: Path) -> str:
-    """Unpack the Python files of a release's wheel, without what it requires; returns the wheel's "name-version"."""
+    """Unpack the Python files of a release's wheel, without its requirements; return the wheel's "name-version"."""
     wheels = to / "wheels"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(wheels)]
     if subprocess.run([*command, requirement], stdout=sys.stderr).returncode:
@@ -59,7 +59,7 @@ def fetch(requirement: str, to: Path) -> str:
 
 
 def of_folder(folder: Path) -> list[Reading]:
-    """Check the package that a folder has, feature by feature."""
+    """Check the package in a folder, feature by feature."""
     package = next((name for name in ("vllm", "verl", "vllm_ascend") if (folder / name).is_dir()), None)
     if package is None:
         raise LaunchError(f"{folder} contains none of vllm, verl and vllm_ascend")
@@ -73,7 +73,7 @@ def of_folder(folder: Path) -> list[Reading]:
 
 
 def used_in(folder: Path, package: str) -> set[str]:
-    """Return every name of a package that files below a folder import, or have as a hook's target ("module:name")."""
+    """Return every name of a package that files below a folder import or use as a hook's target ("module:name")."""
     target = re.compile(rf"{package}(\.\w+)*:[\w.]+")
     found: set[str] = set()
     for file in sorted(folder.rglob("*.py")):

@@ -1,7 +1,7 @@
 """Static analysis of an unpacked package, without importing it: the names of a module, and their arguments.
 
-Names are followed through imports, `import *`, base classes and the tables of modules that load lazily; attributes of
-objects through `self.name = ..` in any method. What is made at run time otherwise is not seen.
+Names are followed through imports, `import *`, base classes and the tables of lazily loading modules; attributes of
+instances through `self.name = ..` in any method. Names created at run time in other ways are not found.
 """
 
 import ast
@@ -10,26 +10,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-DEEPEST = 12  # imports of a name, or base classes, that are followed one behind the other
+DEEPEST = 12  # maximum length of a chain of imports or base classes
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Found(NamedTuple):
-    """Definition of a name; `node` is None for a module, and for what an unknown package has."""
+    """The definition of a name; `node` is None for a module, and for names of unknown packages."""
 
     module: "Module"
     node: ast.AST | None
 
 
 class Sources:
-    """Source files of the packages below one folder."""
+    """The source files of the packages below one folder."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self._modules: dict[str, Module | None] = {}
 
     def module(self, name: str) -> "Module | None":
-        """Return a module of the sources; None where there is no such module."""
+        """Return a module of the sources; None if there is none."""
         if name not in self._modules:
             place = self.folder.joinpath(*name.split("."))
             files = (place / "__init__.py", place.with_suffix(".py"))
@@ -39,7 +39,7 @@ class Sources:
         return self._modules[name]
 
     def find(self, name: str) -> Found | None:
-        """Find what "module", "module:name" or "module:Class.attribute" stands for; None where it is not there."""
+        """Return the definition of "module", "module:name" or "module:Class.attribute"; None if it does not exist."""
         module_name, _, path = name.partition(":")
         module = self.module(module_name)
         if module is None or not path:
@@ -52,18 +52,18 @@ class Sources:
 
 
 class Module:
-    """One module of the sources, as parsed and not imported."""
+    """A module of the sources, which is parsed and not imported."""
 
     def __init__(self, sources: Sources, name: str, file: Path | None):
         self.sources, self.name, self.file = sources, name, file
 
     @cached_property
     def statements(self) -> list[ast.stmt]:
-        """Statements of the module itself, those in branches too."""
+        """The statements of the module itself, including branches."""
         return [] if self.file is None else list(_flat(ast.parse(self.file.read_text("utf-8")).body))
 
     def find(self, name: str, depth: int = 0) -> Found | None:
-        """Find what a name stands for in this module."""
+        """Return the definition of a name in this module."""
         if depth > DEEPEST:
             return None
         for statement in reversed(self.statements):
@@ -87,13 +87,13 @@ class Module:
             above = parts[: len(parts) - statement.level + is_package]
             base = ".".join([*above, base] if base else above)
         other = self.sources.module(base)
-        if other is None:  # of another package
+        if other is None:  # belongs to another package
             return Found(self, None) if name != "*" and base.partition(".")[0] != self.name.partition(".")[0] else None
         return other.find(name, depth + 1)
 
     @cached_property
     def _lazy(self) -> set[str]:
-        """Keys of tables in a module with a `__getattr__`, by which it loads names lazily."""
+        """The keys of tables in a module with a `__getattr__`, through which it loads names lazily."""
         if not any(isinstance(one, FUNCTIONS) and one.name == "__getattr__" for one in self.statements):
             return set()
         tables = (one for statement in self.statements for one in ast.walk(statement) if isinstance(one, ast.Dict))
@@ -101,13 +101,13 @@ class Module:
 
 
 def takes(found: Found, argument: str) -> bool:
-    """Tell whether a function or a class has an argument of that name, or may have it."""
+    """Return whether a function or a class has, or may have, an argument of that name."""
     known = parameters_of(found)
     return known is None or argument in known
 
 
 def parameters_of(found: Found) -> set[str] | None:
-    """Return the argument names of a function or class; None where it takes any, or its signature is not seen."""
+    """Return the argument names of a function or class; None if it accepts any, or its signature is unknown."""
     node = found.node
     if isinstance(node, FUNCTIONS):
         if node.args.kwarg is not None:
@@ -125,7 +125,7 @@ def parameters_of(found: Found) -> set[str] | None:
 
 
 def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield statements, with those in branches, handlers and blocks; not those in functions and classes."""
+    """Yield statements, including those in branches, handlers and blocks, but not in functions and classes."""
     for statement in body:
         yield statement
         if isinstance(statement, (ast.If, ast.Try, ast.With, ast.For)):
@@ -144,7 +144,7 @@ def _defined(statement: ast.stmt) -> set[str]:
 
 
 def _with_bases(found: Found, depth: int = 0) -> Iterator[Found]:
-    """Yield a class and those that it inherits from, as far as their sources are here."""
+    """Yield a class and its base classes, as far as their sources are available."""
     if not isinstance(found.node, ast.ClassDef) or depth > DEEPEST:
         return
     yield found
@@ -155,7 +155,7 @@ def _with_bases(found: Found, depth: int = 0) -> Iterator[Found]:
 
 
 def _member(found: Found, name: str) -> Found | None:
-    """Find an attribute of a class or of its objects; what else a module's name has is unseen, and counts as there."""
+    """Return an attribute of a class or its instances; a variable counts as having every attribute."""
     if isinstance(found.node, (ast.Assign, ast.AnnAssign)):
         return Found(found.module, None)
     for owner in _with_bases(found):
@@ -168,6 +168,6 @@ def _member(found: Found, name: str) -> Found | None:
 
 
 def _gives_itself(node: ast.AST, name: str) -> bool:
-    """Return whether this is `self.name`, which is assigned to."""
+    """Return whether this assigns to `self.name`."""
     is_target = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == name
     return is_target and isinstance(node.value, ast.Name) and node.value.id == "self"

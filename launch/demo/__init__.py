@@ -1,1 +1,1 @@
-"""The demo: a small model learns to add with real verl GRPO, on a CPU or a GPU, once for each kind of rollout."""
+"""The demo: a small model learns to add with verl's GRPO, on a CPU or a GPU, once for each kind of rollout."""

@@ -1,7 +1,7 @@
-"""The whole demo: model and data, warm-up, one verl run for each arm, the report.
+"""The whole demo: model and data, warm-up, one verl run per arm, and the report.
 
-The report is report.json, from the metrics that verl has logged of the arms, and report.png: six small panels by step,
-all arms in each. Of an exact arm it has the tokens that were compared and those that are unequal.
+The report consists of report.json, with metrics that verl logged for the arms, and report.png: six panels by step, with
+all arms in each. For an exact arm it includes the numbers of compared and of unequal tokens.
 """
 
 import json
@@ -27,12 +27,12 @@ FIELDS = {
     "step_seconds": "timing_s/step",
     "refit_seconds": "timing_s/update_weights",
 }
-WEIGHT_FIELDS = {  # of runs with importance weights
+WEIGHT_FIELDS = {  # for arms with importance weights
     "is_mean": "rollout_corr/rollout_is_mean",
     "is_max": "rollout_corr/rollout_is_max",
     "ess": "rollout_corr/rollout_is_eff_sample_size",
 }
-EXACT_FIELDS = {  # of exact actors, in bypass mode verl 0.9.1 logs no rollout_corr/*
+EXACT_FIELDS = {  # for exact arms; in bypass mode verl 0.9.1 logs no rollout_corr/*
     "k3_kl": "exact/k3_kl",
     "compared": "exact/tokens",
     "unequal": "exact/unequal",
@@ -41,12 +41,12 @@ SPEED_FIELDS = {
     "rollout_seconds": "timing_s/gen",
     "update_seconds": "timing_s/update_actor",
     "answer_tokens": "response_length/mean",
-    "tokens_per_second": "perf/throughput",  # of prompts and answers, over the whole step, for each device
-    "rollout_ms_per_token": "timing_per_token_ms/gen",  # of all answers' tokens
+    "tokens_per_second": "perf/throughput",  # prompts and answers over the whole step, per device
+    "rollout_ms_per_token": "timing_per_token_ms/gen",  # over all tokens of answers
 }
 PREFIX = "refit/"
 FINAL_STEPS = 5
-LEAST_KL = 1e-6  # below it the axis is linear, so that 0 has a place
+LEAST_KL = 1e-6  # below it the axis is linear, so that it can show 0
 PANELS = (
     ("reward", "reward (exact answers)", "linear"),
     ("k3_kl", "mismatch KL (k3), trainer against rollout", "symlog"),
@@ -58,10 +58,10 @@ PANELS = (
 
 
 def run_demo(choices: Choices, out: Path, console: Console) -> dict[str, Any]:
-    """Run everything, leave report.json and report.png in `out`, and return the report.
+    """Run the whole demo, write report.json and report.png to `out`, and return the report.
 
     Raises:
-        LaunchError: the warm-up or an arm cannot go on.
+        LaunchError: the warm-up or an arm failed.
     """
     started = time.monotonic()
     write_parquet(out / "prompts.parquet", choices.prompts, choices.seed, choices.setup.task)
@@ -89,11 +89,11 @@ def _show(bars: Bars, bar: TaskID, arm: str, steps: int) -> None:
 
 
 def step_record(line: dict[str, Any], corrected: bool = True, exact: bool = False) -> dict[str, float]:
-    """Pick one step of the report; a metric that verl did not log is an error, not a gap in a plot.
+    """Return one step of the report; a metric that verl did not log is an error, not a gap in a plot.
 
     Args:
-        corrected: whether the run has importance weights, of which verl then logs figures.
-        exact: whether its actor is exact, of which figures are logged too.
+        corrected: whether the run has importance weights, whose metrics verl then logs.
+        exact: whether its actor is exact, whose metrics are then logged.
     """
     return pick(line, FIELDS | (WEIGHT_FIELDS if corrected else {}) | (EXACT_FIELDS if exact else {}))
 
@@ -108,13 +108,13 @@ def pick(line: dict[str, Any], fields: dict[str, str]) -> dict[str, float]:
 
 
 def receipt(line: dict[str, Any]) -> dict[str, float]:
-    """Pick the refit metrics of one step, without their prefix; those of a single replica are left out."""
+    """Return the refit metrics of one step without their prefix, and without those of single replicas."""
     found = {name.removeprefix(PREFIX): value for name, value in line["data"].items() if name.startswith(PREFIX)}
     return {name: value for name, value in found.items() if "/" not in name}
 
 
 def arm_report(name: str, metrics: Path) -> dict[str, Any]:
-    """Report one arm, step by step."""
+    """Return the report of one arm, step by step."""
     lines = read_lines(metrics)
     steps = [step_record(line, is_corrected(name), is_exact(name)) | pick(line, SPEED_FIELDS) for line in lines]
     return {
@@ -129,7 +129,7 @@ def arm_report(name: str, metrics: Path) -> dict[str, Any]:
 
 
 def build_report(choices: Choices, out: Path, seconds: float) -> dict[str, Any]:
-    """Build the report as it goes into report.json; `seconds` are the whole demo's, warm-up and starts included."""
+    """Return the content of report.json; `seconds` is the duration of the whole demo, including warm-up and starts."""
     return {
         "arms": [arm_report(name, out / name / "metrics.jsonl") for name in choices.arms],
         "task": choices.setup.task.description,
@@ -140,9 +140,9 @@ def build_report(choices: Choices, out: Path, seconds: float) -> dict[str, Any]:
 
 
 def summary(arm: dict[str, Any]) -> dict[str, float]:
-    """Summarize an arm in the numbers of a table's row. Without importance weights `ess_min` is NaN.
+    """Return the numbers of an arm's table row; `ess_min` is NaN without importance weights.
 
-    `unequal`, of an exact arm, is the sum of all steps; else NaN.
+    `unequal` is the sum over all steps for an exact arm, otherwise NaN.
     """
     steps = arm["steps"]
     return {
@@ -158,7 +158,7 @@ def summary(arm: dict[str, Any]) -> dict[str, float]:
 
 
 def table(report: dict[str, Any]) -> Table:
-    """Build a table with one row for each arm, in 80 columns; the speed of the whole step is in report.json."""
+    """Return a table with one row per arm, in 80 columns; the speed of the whole step is in report.json."""
     arms = report["arms"]
     last = min(FINAL_STEPS, *(len(arm["steps"]) for arm in arms))
     columns = {
@@ -179,14 +179,14 @@ def table(report: dict[str, Any]) -> Table:
     for title, _ in columns.values():
         result.add_column(title, justify="right", no_wrap=title == "tokens/s")
     for arm in arms:
-        numbers = summary(arm)  # NaN: the arm has no importance weights, or counts no tokens
+        numbers = summary(arm)  # NaN: the arm has no importance weights, or does not count tokens
         cells = ("-" if isnan(numbers[name]) else format(numbers[name], form) for name, (_, form) in columns.items())
         result.add_row(arm["name"], *cells)
     return result
 
 
 def told(report: dict[str, Any]) -> str:
-    """Describe what the run has shown of its weight syncs, and what comes next."""
+    """Describe what the run has shown about its weight syncs, and what to do next."""
     verified = [receipt["verified"] for arm in report["arms"] for receipt in arm["receipts"]]
     least = f"in each at least {min(verified):.0f} parameters arrived as the trainer sent them, by their checksums"
     exact = "".join(
@@ -199,7 +199,7 @@ def told(report: dict[str, Any]) -> str:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Draw the report's arms into one PNG."""
+    """Plot the report's arms into one PNG."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -213,7 +213,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         if scale == "symlog":
             axes.set_yscale(scale, linthresh=LEAST_KL)
         else:
-            axes.ticklabel_format(useOffset=False)  # 0.9998, and not 2 behind 1e-4+9.996e-1
+            axes.ticklabel_format(useOffset=False)  # print 0.9998 instead of 2 with the offset 1e-4+9.996e-1
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
     figure.axes[0].legend(title="rollout")

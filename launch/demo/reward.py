@@ -1,4 +1,4 @@
-"""The demo's reward: 1 when the result is exactly right, else 0. verl loads this file by its path."""
+"""The demo's reward: 1 if the result is exactly right, otherwise 0. verl loads this file by its path."""
 
 from typing import Any
 
@@ -6,6 +6,6 @@ from typing import Any
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **_: Any) -> float:
     """Score a response 1.0 or 0.0, by verl's custom reward signature; `solution_str` is decoded without special tokens.
 
-    The result is what follows the last colon of a response, or all of it where there is none.
+    The result is the text after the last colon of a response, or the whole response without one.
     """
     return float(solution_str.rpartition(":")[2] == ground_truth)

@@ -1,12 +1,12 @@
 """The demo's task, two-operand addition ("7+5=" -> "12"), the lessons of a careless teacher, and the tiny models.
 
 The task is small enough to enumerate every problem. The warm-up imitates the teacher, who often subtracts instead; the
-reward never does, so RL has something to put right.
+reward does not, so RL has something to correct.
 
-The models have the real Qwen2 and Qwen3-MoE architectures in sizes that a CPU trains in a minute, with a token for each
-character. `vocab_size` equals the tokenizer's length: verl masks padding ids in vLLM only, which would look like a
-mismatch. transformers >= 5 loads every `model_type=qwen2` tokenizer as a ByteLevel BPE, whatever was saved, so this one
-is a ByteLevel BPE without merges, which transformers, vLLM and verl read alike. verl wants "\\n" to be one token and
+The models have the real Qwen2 and Qwen3-MoE architectures in sizes that a CPU trains in a minute, with one token per
+character. `vocab_size` equals the tokenizer's length, since verl masks padding ids only in vLLM, which would look like
+a mismatch. transformers >= 5 loads every `model_type=qwen2` tokenizer as a ByteLevel BPE, so this one is a ByteLevel
+BPE without merges, which transformers, vLLM and verl read in the same way. verl requires "\\n" to be one token and
 `<|im_end|>` to exist.
 """
 
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 LARGEST_OPERAND = 9
-TEACHER_RIGHT = 0.4  # of the answers; where one operand is 0, adding and subtracting agree and all are right
+TEACHER_RIGHT = 0.4  # fraction of right answers; if one operand is 0, adding and subtracting agree and all are right
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-SPACE, NEWLINE = "Ġ", "Ċ"  # how ByteLevel spells " " and "\n"
+SPACE, NEWLINE = "Ġ", "Ċ"  # ByteLevel's encoding of " " and "\n"
 SUMS = "0123456789+="  # the alphabet of addition
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 TINY = {  # 0.3 M parameters
@@ -32,15 +32,16 @@ TINY = {  # 0.3 M parameters
     "head_dim": 32,
     "max_position_embeddings": 64,
 }
-# As many parameters, in heads that NPUs serve: for packed sequences (layout TND) CANN's aclnnFusedInferAttentionScore
-# takes heads of 64, 128 or 192 elements, and refuses others with E89999 (vllm-project/vllm-ascend issue 9632).
+# The same size, with heads that NPUs support: for packed sequences (layout TND), CANN's aclnnFusedInferAttentionScore
+# requires head sizes of 64, 128 or 192, and refuses others with E89999 (vllm-project/vllm-ascend issue 9632).
 TINY_ON_NPUS = {**TINY, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Prompt, the only right answer as a model should write it, and what the reward compares (see reward.py)."""
+    """A prompt, the only right answer as a model should write it, and the value that the reward compares (see
+    reward.py)."""
 
     prompt: str
     answer: str
@@ -49,15 +50,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class Addition:
-    """Task over all pairs of operands."""
+    """The task over all pairs of operands."""
 
-    name: str = "addition"  # of the data's source
-    description: str = f"addition of two numbers up to {LARGEST_OPERAND}"  # for people
-    alphabet: str = SUMS  # the characters of prompts and answers, a token each
+    name: str = "addition"  # data source
+    description: str = f"addition of two numbers up to {LARGEST_OPERAND}"  # for humans
+    alphabet: str = SUMS  # characters of prompts and answers, one token each
     width: int = len("9+9=18") + 1  # tokens of the longest prompt with its answer and the end token
 
     def problems(self, seed: int) -> Iterator[Problem]:
-        """Yield what the model is asked, without end: round after round, each in its own order."""
+        """Yield problems for the model without end: round after round, each in its own order."""
         rng = random.Random(seed)
         while True:
             yield from rng.sample(all_problems(), k=len(all_problems()))
@@ -94,7 +95,7 @@ def mistake(problem: Problem) -> str:
 
 
 def verl_rows(prompts: int, seed: int, task: Addition) -> list[dict]:
-    """Make rows of verl's RLHF datasets from the first `prompts` problems."""
+    """Return rows for verl's RLHFDataset from the first `prompts` problems."""
     return [
         {
             "data_source": task.name,
@@ -115,12 +116,12 @@ def write_parquet(path: Path, prompts: int, seed: int, task: Addition) -> None:
 
 
 def vocabulary(alphabet: str = SUMS) -> dict[str, int]:
-    """Return the tokens and their numbers: the special ones, each character, blank and newline."""
+    """Return the tokens and their ids: special tokens, characters, blank and newline."""
     return {token: index for index, token in enumerate([PAD, START, END, *alphabet, SPACE, NEWLINE])}
 
 
 def save_tokenizer(folder: Path, alphabet: str = SUMS) -> None:
-    """Write the tokenizer's files into a checkpoint folder; `vocab_size` of the model must be `len()` of it."""
+    """Write the tokenizer's files into a checkpoint folder; the model's `vocab_size` must equal its length."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

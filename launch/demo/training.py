@@ -1,6 +1,6 @@
-"""One arm of the demo: verl's command line, and verl's processes, monitored through the metrics that they write.
+"""One arm of the demo: verl's command line, and verl's processes, which are monitored through their metrics.
 
-verl may hang instead of failing when one of its workers dies, so a run without a new step for too long is ended.
+verl may hang if one of its workers dies, so a run without a new step for too long is ended.
 """
 
 import json
@@ -21,9 +21,9 @@ from launch.recipes.files import FOLDER, read
 from launch.recipes.verl import leaves
 from launch.system.child import last_errors, run
 
-QAT = "-qat"  # an arm is named after the scheme of its rollout weights; so, if it is trained with fake quantization
-UNCORRECTED = "-uncorrected"  # or without importance weights
-EXACT = "-exact"  # or by an actor whose forward pass computes the engine's policy bit for bit
+QAT = "-qat"  # suffix of an arm, after the scheme of its rollout weights, for fake quantization
+UNCORRECTED = "-uncorrected"  # for no importance weights
+EXACT = "-exact"  # for an actor whose forward pass computes the engine's policy bit for bit
 ARMS = (
     *SCHEMES,
     *(f"{scheme}{QAT}" for scheme in ("int8", "int4_g128", "int4_g32")),
@@ -33,31 +33,31 @@ ARMS = (
 BESIDE_EXACT = (f"int8{EXACT}", "int8", "bf16")
 FIRST_STEP_SECONDS = 600  # includes starting Ray, verl and vLLM: about 80 s on two idle cores
 NEXT_STEP_SECONDS = 180
-FINAL_SHARE = 0.05  # of the warm-up's learning rate
+FINAL_SHARE = 0.05  # fraction of the warm-up's learning rate
 
 
 @dataclass(frozen=True)
 class WarmUp:
     """Settings of the supervised training before RL."""
 
-    updates: int  # while the learning rate falls
-    batch: int  # answers an update
+    updates: int  # during which the learning rate falls
+    batch: int  # answers per update
     learning_rate: float
-    band: tuple[float, float]  # the accuracy when sampled at temperature 1 must lie between these
-    seconds: float  # more is an error
+    band: tuple[float, float]  # required range of the accuracy when sampled at temperature 1
+    seconds: float  # time limit
 
     def rate(self, update: int, model: Any) -> float | None:
-        """Return the learning rate of an update, counted from 0, which falls linearly; None once all are made."""
+        """Return the learning rate of an update, counted from 0, which falls linearly; None after the last one."""
         fallen = update / self.updates
         return None if fallen == 1 else self.learning_rate * (1 - (1 - FINAL_SHARE) * fallen)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Setup of a training: recipe, task and model shape."""
+    """The setup of a training: recipe, task and model shape."""
 
     recipe: str  # in configs/recipes
-    task: Addition  # problems, lessons and an exam, as `Addition` has them
+    task: Addition  # problems, lessons and an exam, as in `Addition`
     shape: Mapping[str, int]  # of the model
     warm_up: WarmUp
 
@@ -72,7 +72,7 @@ DEMO = Setup(
 
 @dataclass(frozen=True)
 class Choices:
-    """User's choices, for all arms."""
+    """The user's choices, for all arms."""
 
     arms: tuple[str, ...]
     steps: int
@@ -82,12 +82,12 @@ class Choices:
 
     @property
     def prompts(self) -> int:
-        """Number of prompts that the data file must hold for all steps."""
+        """The number of prompts that the data file must contain for all steps."""
         return self.steps * load_recipe(self.setup.recipe)["verl"]["data"]["train_batch_size"]
 
 
 def load_recipe(name: str = "demo") -> dict[str, Any]:
-    """Load a recipe file over those that it extends: `steps` and `verl`."""
+    """Load a recipe file with those that it extends: `steps` and `verl`."""
     return read(FOLDER / f"{name}.yaml")
 
 
@@ -109,13 +109,13 @@ def is_exact(arm: str) -> bool:
 def overrides(
     choices: Choices, arm: str, out: Path, ray_folder: Path, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> list[str]:
-    """Return all override arguments of one arm; `++` sets a key whether verl's defaults have it or not.
+    """Return all override arguments of one arm; `++` sets a key whether or not verl's defaults have it.
 
-    Without importance weights verl 0.9.1 computes none, rejects nothing, and still logs the mismatch. The old policy's
-    log-probabilities are the rollout's where the actor is exact (bypass_mode), else the trainer's own.
+    Without importance weights, verl 0.9.1 rejects no samples, and still logs the mismatch. The old policy's
+    log-probabilities are the rollout's if the actor is exact (bypass_mode), otherwise the trainer's own.
 
     Args:
-        changes: keys of verl that are to be otherwise.
+        changes: verl settings that override the demo's.
     """
     engine, data = "actor_rollout_ref.rollout.engine_kwargs", str(out / "prompts.parquet")
     tree = dict(leaves(load_recipe(choices.setup.recipe)["verl"])) | {
@@ -160,20 +160,20 @@ def train(
     changes: Mapping[str, Any] = MappingProxyType({}),
     seconds: float = inf,
 ) -> None:
-    """Run one arm to its last step; its metrics and its log stay in its folder below `out`.
+    """Run one arm to its last step; its metrics and log are kept in its folder below `out`.
 
     Args:
-        on_steps: told how many steps are done, again and again.
-        changes: keys of verl that are to be otherwise than in the demo.
-        seconds: of the whole training, at most.
+        on_steps: called repeatedly with the number of finished steps.
+        changes: verl settings that override the demo's.
+        seconds: time limit of the whole training.
 
     Raises:
-        LaunchError: verl has failed, stands still, or has ended early.
+        LaunchError: verl has failed, hangs, or has ended early.
     """
     folder = out / arm
     folder.mkdir(parents=True, exist_ok=True)
     metrics = folder / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)  # an earlier run's steps are not this one's
+    metrics.unlink(missing_ok=True)  # left by an earlier run
     log, done, last_news = folder / "verl.log", 0, time.monotonic()
 
     def look() -> None:
@@ -185,7 +185,7 @@ def train(
         if time.monotonic() - last_news > allowed:
             raise LaunchError(f"no step after {done} of {choices.steps} steps for {allowed} s; {last_errors(log)}")
 
-    # Ray's sockets need a short path, and Ray opens its folder to all
+    # Ray's sockets need a short path, and Ray makes its folder world-accessible
     with tempfile.TemporaryDirectory(prefix="aq-", ignore_cleanup_errors=True) as private:
         told = command(choices, arm, out, Path(private) / "ray", changes)
         ended = run(told, folder, "verl", seconds, "cpu", look, VERL_FILE_LOGGER_PATH=str(metrics))
@@ -194,7 +194,7 @@ def train(
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the steps logged so far by verl's `file` logger; an incomplete last line is left for the next look."""
+    """Read the steps logged so far by verl's `file` logger; an incomplete last line is left for the next call."""
     if not path.exists():
         return []
     lines = path.read_text().split("\n")[:-1]

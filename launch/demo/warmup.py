@@ -1,7 +1,7 @@
 """The supervised warm-up: imitate the task's careless teacher, so that RL has something to correct.
 
-A model that imitates well answers about half of the problems right when sampled at temperature 1: every prompt gets
-right and wrong samples, which is what GRPO learns from. That accuracy is computed from the logits over the task's
+A model that imitates the teacher well answers about half of the problems right when sampled at temperature 1: every
+prompt gets right and wrong samples, from which GRPO learns. This accuracy is computed from the logits over the task's
 exam, so it has no sampling noise.
 """
 
@@ -21,13 +21,13 @@ IGNORED = -100
 
 
 def make_start(choices: Choices, folder: Path, on_update: Callable[[int], None]) -> float:
-    """Train the BF16 checkpoint that all arms start from, save it, and return its sampled accuracy.
+    """Train the BF16 checkpoint from which all arms start, save it, and return its sampled accuracy.
 
     Raises:
-        LaunchError: it takes longer than the plan allows, or leaves nothing to learn, or nothing to learn from.
+        LaunchError: it exceeds the time limit, or its accuracy is outside of the range in which RL can learn.
     """
     task, plan = choices.setup.task, choices.setup.warm_up
-    torch.set_num_threads(1)  # these matrices are too small to share out
+    torch.set_num_threads(1)  # these matrices are too small for several threads
     disable_progress_bar()  # the demo has its own
     model = build_model(choices.model, choices.seed, choices.setup.shape, task.alphabet)
     optimizer, begun = torch.optim.AdamW(model.parameters(), lr=plan.learning_rate), time.monotonic()
@@ -57,7 +57,8 @@ def make_start(choices: Choices, folder: Path, on_update: Callable[[int], None])
 
 
 def encode(pairs: list[tuple[str, str]], task: Addition) -> tuple[Tensor, Tensor]:
-    """Encode prompts and answers as right-padded rows of the task's width; labels count the answer and its end."""
+    """Encode prompts and answers as right-padded rows of the task's width; labels cover the answer and its end
+    token."""
     numbers = vocabulary(task.alphabet)
     numbers[" "] = numbers[SPACE]
     tokens = torch.full((len(pairs), task.width), numbers[PAD])
@@ -71,7 +72,7 @@ def encode(pairs: list[tuple[str, str]], task: Addition) -> tuple[Tensor, Tensor
 
 @torch.no_grad()
 def sampled_accuracy(model: torch.nn.Module, task: Addition) -> float:
-    """Return the expected share of right answers to the exam at temperature 1."""
+    """Return the expected fraction of right answers to the exam at temperature 1."""
     tokens, labels = encode([(problem.prompt, problem.answer) for problem in task.exam()], task)
     log_probs = model(input_ids=tokens).logits[:, :-1].float().log_softmax(-1)
     targets = labels[:, 1:]

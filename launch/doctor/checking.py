@@ -1,7 +1,7 @@
 """Checks, their findings, and the report.
 
-A check is a small function from facts to findings; a finding has a level, what was found and what to do about it.
-docs/doctor.md has a row for each check.
+A check is a small function from facts to findings; a finding has a level, a description and a fix. docs/doctor.md has a
+row for each check.
 """
 
 import json
@@ -21,21 +21,21 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one look at one thing."""
+    """The result of one check of one thing."""
 
     level: Level
-    check: str  # its name, as in docs/doctor.md
-    what: str  # what was found, with the value
-    fix: str = ""  # what to do; empty where all is well
+    check: str  # name of the check, as in docs/doctor.md
+    what: str  # description, with the value
+    fix: str = ""  # what to do; empty if all is well
 
 
 @dataclass(frozen=True)
 class HostReport:
-    """Findings of one host.
+    """The findings of one host.
 
     Attributes:
-        traits: what must be alike on all hosts, by name: versions, the chip, the number of devices.
-        unreached: (host, port, why) of each connection to another host that could not be made.
+        traits: values that must be equal on all hosts, by name: versions, the chip, the number of devices.
+        unreached: (host, port, reason) of each failed connection to another host.
     """
 
     host: str
@@ -46,7 +46,7 @@ class HostReport:
 
 @dataclass(frozen=True)
 class Report:
-    """Findings of all hosts, and those of comparing them."""
+    """The findings of all hosts, and those of comparing them."""
 
     hosts: list[HostReport]
     together: list[Finding] = field(default_factory=list)
@@ -58,29 +58,30 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """Exit status: 1 where there is an error, else 0, as warnings do not stop a run."""
+        """The exit status: 1 if there is an error, otherwise 0, since warnings do not stop a run."""
         return int(any(finding.level == "error" for finding in self.findings))
 
     def as_json(self) -> str:
-        """Serialize the report for programs."""
+        """Return the report as JSON."""
         return json.dumps(asdict(self) | {"exit_code": self.exit_code}, indent=1)
 
 
-ok, warning, error = (partial(Finding, level, "") for level in STYLES)  # the check gives its name to what it finds
+ok, warning, error = (partial(Finding, level, "") for level in STYLES)  # the check adds its name to its findings
 
 
 @dataclass(frozen=True)
 class Check:
-    """Wrapper of a function that yields what it found; nothing where it does not apply.
+    """A function that yields findings, or nothing if it does not apply.
 
-    A host's checks take (Facts, Wanted); those that compare hosts take (reports of the hosts, why others are silent).
+    Checks of a host take (Facts, Wanted); those that compare hosts take (reports of hosts, reasons of hosts without
+    one).
     """
 
     name: str
     find: Callable[..., Iterator[Finding]]
 
     def __call__(self, *given: Any) -> list[Finding]:
-        """Return the check's findings; its own failure, or facts that could not be gathered, are a finding too."""
+        """Return the check's findings; a failure of the check, or of gathering its facts, is also a finding."""
         findings = []
         try:
             for found in self.find(*given):
@@ -93,12 +94,12 @@ class Check:
 
 
 def check(name: str) -> Callable[[Callable[..., Iterator[Finding]]], Check]:
-    """Make a check of a function."""
+    """Register a function as a check."""
     return lambda find: Check(name, find)
 
 
 def show(report: Report, console: Console) -> None:
-    """Print each finding once, with the hosts that it is for and what to do, then a line that sums up."""
+    """Print each finding once, with its hosts and fix, then a summary line."""
     where: dict[Finding, list[str]] = {}
     for host in report.hosts:
         for finding in host.findings:

@@ -11,8 +11,8 @@ from launch.recipes.stacks import pins
 
 MOUNT_DRIVER = "docker run " + " ".join(f"-v {one}:{one}:ro" for one in (ASCEND_DRIVER, "/usr/local/dcmi", NPU_SMI[0]))
 NPU_FILES = ("davinci_manager", "devmm_svm", "hisi_hdc")
-IN_USE = ("-8020", "-8005")  # of dcmi, which does not start where another container has one of these devices
-BUSY_MIB = 4096  # an A3 die with nothing on it shows 3.4 GiB in use, an A2's 3.3
+IN_USE = ("-8020", "-8005")  # errors of dcmi, which does not start if another container has one of these devices
+BUSY_MIB = 4096  # an idle A3 die shows 3.4 GiB in use, an idle A2 die 3.3
 VISIBLE = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "gpu": "CUDA_VISIBLE_DEVICES"}
 
 
@@ -74,7 +74,7 @@ def _counted(facts: Facts, wanted: Wanted, variable: str) -> Finding:
 @check("devices.free")
 def free(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     found = facts.devices.found
-    if isinstance(wanted.devices, list):  # the others were left out for a reason
+    if isinstance(wanted.devices, list):  # the others were excluded deliberately
         found = tuple(device for device in found if device.number in wanted.devices)
     ask = "npu-smi info -t health" if facts.devices.tool == "npu-smi" else "nvidia-smi -q"
     problems = []
@@ -90,7 +90,7 @@ def free(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def _held(devices: Devices) -> Iterator[Finding]:
-    """Yield memory that other processes hold, or that cannot be told."""
+    """Yield memory that other processes hold, or whose holder is unknown."""
     for holder in devices.holders:
         yield warning(
             f"device {holder.device}: {holder.mib} MiB held by {holder.name or 'a process'} ({holder.pid})",

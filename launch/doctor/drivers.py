@@ -1,11 +1,10 @@
 """NPUs and GPUs as their drivers report them: by npu-smi, and by NVML (nvidia-ml-py), the library behind nvidia-smi.
 
-npu-smi's output differs between products. `npu-smi info` prints a table of two rows for each die, then one of
-processes. On A2 a die's name is its chip's (910B3) and the second row begins with the chip's number; on A3 the name is
-Ascend910, an NPU has two dies, and the second row has their physical number as well. The SoC is in
-`npu-smi info -t board`: on A2 it is Chip Type and Chip Name (Ascend 910B3), on A3 Chip Name and NPU Name (Ascend910,
-9392). Seen in vllm-project/vllm-ascend issues 2534, 2035 and 6245 and in its setup.py; not run on hardware by this
-project.
+npu-smi's output differs between products. `npu-smi info` prints a table with two rows per die, then a table of
+processes. On A2 a die has the name of its chip (910B3) and the second row begins with the chip's number; on A3 the name
+is Ascend910, an NPU has two dies, and the second row also has their physical number. `npu-smi info -t board` shows the
+SoC: on A2 as Chip Type and Chip Name (Ascend 910B3), on A3 as Chip Name and NPU Name (Ascend910, 9392). The formats are
+from vllm-project/vllm-ascend issues 2534, 2035 and 6245 and its setup.py; this has not been run on hardware.
 """
 
 import re
@@ -20,41 +19,41 @@ from launch.system.processes import ask
 
 try:
     import pynvml
-except ImportError:  # of stacks without GPUs
+except ImportError:  # stacks without GPUs lack it
     pynvml = None
 
 ACCELERATORS = ("davinci[0-9]*", "nvidia[0-9]*")
 DEVICE_FILES = ("davinci[0-9]*", "davinci_manager", "devmm_svm", "hisi_hdc")
 NOT_ON_PATH = "exists, but its folder is not on PATH"
 NUMBER = re.compile("[0-9]{1,9}")
-MEMORY = re.compile(r"(?<![0-9])([0-9]{1,9}) {0,20}/ {0,20}([0-9]{1,9})$")  # of the last column: HBM, or all there is
+MEMORY = re.compile(r"(?<![0-9])([0-9]{1,9}) {0,20}/ {0,20}([0-9]{1,9})$")  # in the last column: HBM, or all memory
 
 
 def devices(kind: str) -> Devices:
-    """Return the devices of a stack whose devices are of this kind: `npu`, `gpu` or `none`."""
+    """Return the devices of a stack with this kind of device: `npu`, `gpu` or `none`."""
     return {"npu": npus, "gpu": gpus, "none": left_alone}[kind]()
 
 
 def left_alone(root: Path = Path("/")) -> Devices:
-    """Return no device, with the files of the NPUs or GPUs that a stack without devices does not use."""
+    """Return no device, but the files of the NPUs or GPUs that a stack without devices does not use."""
     return Devices(files=device_files(root / "dev", ACCELERATORS))
 
 
 def npu_numbers(folder: Path = Path("/dev")) -> list[int]:
-    """Return the numbers of the device files davinci0, davinci1 and so on; a container sees those of its own NPUs."""
+    """Return the numbers of the device files davinci0, davinci1 and so on; a container only sees its own NPUs."""
     names = (re.fullmatch(r"davinci(\d+)", file.name) for file in folder.iterdir())
     return sorted(int(name[1]) for name in names if name)
 
 
 class Place(NamedTuple):
-    """Place of a die, in npu-smi's numbers."""
+    """The position of a die, in npu-smi's numbers."""
 
     npu: int
     chip: int
 
 
 def npus(root: Path = Path("/")) -> Devices:
-    """Return the NPUs of this host, or why they cannot be listed. Files are looked for below `root`."""
+    """Return the NPUs of this host, or why they cannot be listed; files are looked up below `root`."""
     files = device_files(root / "dev")
     answer = ask(["npu-smi", "info"])
     if answer.problem:
@@ -78,7 +77,7 @@ def npus(root: Path = Path("/")) -> Devices:
 
 
 def off_path(root: Path) -> str | None:
-    """Return where npu-smi lies if PATH does not lead to it: /usr/local/sbin is on root's alone; else None."""
+    """Return the path of npu-smi if it is not on PATH (/usr/local/sbin is only on root's); otherwise None."""
     there = [file for file in NPU_SMI if (root / file.lstrip("/")).exists()]
     return f"{there[0]} {NOT_ON_PATH}" if there and shutil.which("npu-smi") is None else None
 
@@ -99,7 +98,7 @@ def parse_dies(table: str) -> dict[Place, Device]:
 
 
 def _memory(cell: str) -> tuple[int | None, int | None]:
-    """Parse the MiB in use and in all; None where the tool says NA, or that there are none."""
+    """Parse used and total MiB; None if the tool prints NA, or that there are none."""
     found = MEMORY.search(cell)
     return (int(found[1]), int(found[2])) if found and int(found[2]) else (None, None)
 
@@ -117,14 +116,14 @@ def parse_processes(table: str, numbers: dict[Place, int]) -> list[Holder]:
 
 
 def _rows(table: str) -> list[list[str]]:
-    """Return the cells of the lines that begin with a number."""
+    """Return the cells of lines that begin with a number."""
     lines = [line.strip().strip("|") for line in table.splitlines() if line.lstrip().startswith("|")]
     rows = [[cell.strip() for cell in line.split("|")] for line in lines]
     return [cells for cells in rows if len(cells) >= 3 and NUMBER.fullmatch(cells[0].partition(" ")[0])]
 
 
 def chip(board: str) -> str | None:
-    """Return the SoC of an NPU, as ascend910b3 or ascend910_9392; None where the tool does not say."""
+    """Return the SoC of an NPU, such as ascend910b3 or ascend910_9392; None if the tool does not report it."""
     lines = (line.partition(":") for line in board.splitlines())
     fields = {name.strip(): value.strip() for name, _, value in lines}
     name = fields.get("Chip Name")
@@ -139,19 +138,19 @@ def _board(npu: int) -> list[str]:
 
 
 def version_of_table(table: str) -> str | None:
-    """Return the version in the head of the table."""
+    """Return the version from the header of the table."""
     found = re.search(r"Version:\s*(\S+)", table)
     return found[1] if found else None
 
 
 def device_files(folder: Path, patterns: Sequence[str] = DEVICE_FILES) -> tuple[str, ...]:
-    """List the files in /dev by which a process reaches the devices."""
+    """Return the files in /dev through which processes access the devices."""
     found = (path for pattern in patterns for path in folder.glob(pattern))
     return tuple(sorted(path.name for path in found))
 
 
 def gpus() -> Devices:
-    """Return the GPUs of this host, or why they cannot be listed; one that the driver cannot ask has its error."""
+    """Return the GPUs of this host, or why they cannot be listed; a GPU that the driver cannot query has its error."""
     if pynvml is None:
         return Devices("NVML", "nvidia-ml-py is not installed here: is this the Python of the stack?")
     try:
@@ -166,7 +165,7 @@ def gpus() -> Devices:
 
 
 def _gpu(number: int) -> tuple[Device, list[Holder]]:
-    """Return a GPU, and the processes that compute on it."""
+    """Return a GPU, with the processes that compute on it."""
     name = "GPU"
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(number)
@@ -184,7 +183,7 @@ def _gpu(number: int) -> tuple[Device, list[Holder]]:
 
 
 def _if_supported(query: Callable[..., Any], *given: Any) -> Any:
-    """Return NVML's answer; None where the GPU has no such thing."""
+    """Return NVML's result; None if the GPU does not support the query."""
     try:
         return query(*given)
     except pynvml.NVMLError_NotSupported:
@@ -192,7 +191,7 @@ def _if_supported(query: Callable[..., Any], *given: Any) -> Any:
 
 
 def _name(pid: int) -> str:
-    """Return a process's name; empty where the driver cannot tell it, as of one outside this container."""
+    """Return a process's name; empty if the driver does not know it, such as outside of this container."""
     try:
         return pynvml.nvmlSystemGetProcessName(pid)
     except pynvml.NVMLError:

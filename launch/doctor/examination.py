@@ -27,14 +27,14 @@ PACKAGES = (
 
 
 def wanted_here(recipe: Recipe | None, paths: Paths | None) -> Wanted:
-    """Return what a run on this machine alone wants of it."""
+    """Return a run's requirements if it uses only this machine."""
     stack = recipe.stack if recipe else os.environ.get(STACK_VARIABLE) or "cpu"
     devices = recipe.devices_per_node if recipe else "auto"
     return Wanted(stack=stack, devices=devices, **_of_recipe(recipe, paths))
 
 
 def wanted_of(inventory: Inventory, index: int, recipe: Recipe | None, paths: Paths | None) -> Wanted:
-    """Return what a run wants of one host of an inventory."""
+    """Return a run's requirements for one host of an inventory."""
     host = inventory.hosts[index]
     devices = recipe.devices_per_node if recipe and host.devices == "auto" else host.devices
     return Wanted(
@@ -74,22 +74,22 @@ def _of_recipe(recipe: Recipe | None, paths: Paths | None) -> dict[str, Any]:
 
 
 def examine_here(wanted: Wanted) -> tuple[list[Finding], dict[str, str]]:
-    """Examine this host: returns its findings and its traits."""
+    """Examine this host; return its findings and its traits."""
     facts = gather(wanted)
     return judged(CHECKS, facts, wanted), traits(facts)
 
 
 def judged(checks: Sequence[Check], facts: Facts, wanted: Wanted) -> list[Finding]:
-    """Run the checks; in the Python of another stack that alone is found, not all in which it differs."""
+    """Run the checks; under the Python of another stack, only that is reported, not all differences."""
     another = any(finding.level == "error" for finding in versions.of_stack(facts, wanted))
     left_out = [*OF_THE_STACK, *(BY_NVML if pins(wanted.stack).devices == "gpu" else ())] if another else []
     return [finding for one in checks if one not in left_out for finding in one(facts, wanted)]
 
 
 def gather(wanted: Wanted) -> Facts:
-    """Gather everything about this host that the checks read; a failure stands there as its exception (see Facts).
+    """Gather all facts about this host that the checks read; a failure is stored as its exception (see Facts).
 
-    The tools of the driver are asked meanwhile: they are slow.
+    The driver's tools are slow, and run at the same time.
     """
     environment = {**os.environ, **wanted.environment}
     kind = pins(wanted.stack).devices
@@ -109,7 +109,7 @@ def gather(wanted: Wanted) -> Facts:
 
 
 def attempt(gatherer: Callable[..., Any], *given: Any) -> Any:
-    """Call a gatherer; returns its result, or the exception that it raised, for a field of Facts."""
+    """Call a gatherer; return its result or its exception, for a field of Facts."""
     try:
         return gatherer(*given)
     except Exception as failure:
@@ -117,10 +117,10 @@ def attempt(gatherer: Callable[..., Any], *given: Any) -> Any:
 
 
 CHECKS = tuple(value for module in MODULES for value in vars(module).values() if isinstance(value, Check))
-# what only the Python of the stack can tell; NVML is a package of its, npu-smi is the driver's
+# only the stack's Python knows; NVML is one of its packages, while npu-smi belongs to the driver
 OF_THE_STACK = (versions.packages, versions.chip, run.imports)
 BY_NVML = (devices.present, devices.free)
-# what `train` looks at on every host
+# checked by `train` on every host
 BEFORE_RAY = (
     versions.of_stack,
     devices.present,
@@ -139,7 +139,7 @@ def in_the_way(wanted: Wanted) -> list[str]:
 
 
 def traits(facts: Facts) -> dict[str, str]:
-    """Return a host's traits by name; what it lacks, or could not be asked for (which checks say), is left out."""
+    """Return a host's traits by name, without missing or unknown ones, which checks report."""
     found: dict[str, str | None] = {}
     gathered = vars(facts)
     if isinstance(gathered["software"], Software):
@@ -151,7 +151,7 @@ def traits(facts: Facts) -> dict[str, str]:
 
 
 def versions_of(software: Software) -> dict[str, str]:
-    """Return the versions that must be alike on all hosts, by name; what is not installed is left out."""
+    """Return the versions that must be equal on all hosts, by name, without packages that are not installed."""
     packages = {name: software.packages[name].version for name in PACKAGES if name in software.packages}
     cann = {} if software.cann is None else {"CANN": software.cann}
     return {"Python": software.python, **packages, "these sources": software.sources, **cann}

@@ -1,6 +1,6 @@
-"""Facts for the checks: what a run requires of a host, and what was found there; one dataclass per subject.
+"""Facts for the checks: a run's requirements for a host, and the state of the host; one dataclass per subject.
 
-Facts are gathered and judged by the module of their subject.
+The module of each subject gathers and checks its facts.
 """
 
 from collections.abc import Mapping
@@ -16,32 +16,32 @@ GIB, MIB = 1 << 30, 1 << 20
 
 @dataclass(frozen=True)
 class Wanted:
-    """Requirements of a run on one host; sent there as JSON."""
+    """A run's requirements for one host; sent there as JSON."""
 
     stack: str = "cpu"
-    hosts: int = 1  # of the whole run
-    head: bool = True  # whether this is the first of them
-    address: str | None = None  # as the inventory has it; None where this machine works alone
+    hosts: int = 1  # in the whole run
+    head: bool = True  # whether this is the first host
+    address: str | None = None  # as in the inventory; None if the run uses only this machine
     nic: str = "auto"
     devices: Literal["auto"] | int | list[int] = "auto"
     ports: Mapping[str, int | str] = field(default_factory=lambda: Ports().model_dump())
     environment: Mapping[str, str] = field(default_factory=dict)  # variables that the inventory sets on this host
-    model: str | None = None  # the absolute path of a folder, or an id on the hub
-    tensor_parallel: int = 1  # devices that share each layer of it in the engine
-    data: list[str] = field(default_factory=list)  # files
-    columns: list[str] = field(default_factory=list)  # that each of them must have
-    prompt: str = "prompt"  # which of these holds the messages
+    model: str | None = None  # absolute path of a folder, or hub id
+    tensor_parallel: int = 1  # tensor-parallel size of the engine
+    data: list[str] = field(default_factory=list)  # paths
+    columns: list[str] = field(default_factory=list)  # required in each file
+    prompt: str = "prompt"  # the column with the messages
     least_rows: Mapping[str, int] = field(default_factory=dict)  # of the file to train on
     out: str | None = None
-    saving: Saving | None = None  # the run's checkpoints; None where there are none
-    device_gib: int | None = None  # memory that the recipe says it needs
+    saving: Saving | None = None  # None without checkpoints
+    device_gib: int | None = None  # required by the recipe
     host_gib: int | None = None
     imports: list[Import] = field(default_factory=list)  # Python modules that the run's processes import
-    sleeps: bool = True  # whether the engine gives its memory back between rollouts (vLLM's sleep mode)
+    sleeps: bool = True  # whether the engine releases its memory between rollouts (vLLM's sleep mode)
 
     @property
     def count(self) -> int | None:
-        """Number of devices; None where all are taken."""
+        """The number of devices; None if all are used."""
         if isinstance(self.devices, list):
             return len(self.devices)
         return None if self.devices == "auto" else self.devices
@@ -51,16 +51,16 @@ class Wanted:
 class Device:
     """An NPU die or a GPU."""
 
-    number: int  # as the driver counts
+    number: int  # the driver's number
     name: str
-    health: str  # the driver's word for it; OK is well
-    used_mib: int | None  # None where the driver does not say
+    health: str  # as reported by the driver; OK if healthy
+    used_mib: int | None  # None if the driver does not report it
     total_mib: int | None
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that holds memory of a device; `pid` is the host's, also when asked in a container."""
+    """A process that holds memory of a device; `pid` is the host's, even in a container."""
 
     device: int
     pid: int
@@ -70,44 +70,44 @@ class Holder:
 
 @dataclass(frozen=True)
 class Devices:
-    """Devices as their driver reports them."""
+    """Devices as reported by their driver."""
 
-    tool: str | None = None  # npu-smi or NVML, or None where the stack has no devices
-    problem: str | None = None  # why the tool could not be asked, or what it printed that names no device
+    tool: str | None = None  # npu-smi or NVML; None if the stack has no devices
+    problem: str | None = None  # why the tool failed, or its output if that lists no device
     driver: str | None = None
-    chip: str | None = None  # the SoC, as ascend910b3 or ascend910_9392; None where it is not known
+    chip: str | None = None  # the SoC, such as ascend910b3 or ascend910_9392; None if unknown
     found: tuple[Device, ...] = ()
     holders: tuple[Holder, ...] = ()
-    files: tuple[str, ...] = ()  # in /dev; on stack cpu those of the NPUs or GPUs that it leaves alone
+    files: tuple[str, ...] = ()  # in /dev; on stack cpu those of NPUs or GPUs that it does not use
 
 
 @dataclass(frozen=True)
 class Software:
-    """Versions of the software of a host."""
+    """The software versions of a host."""
 
     python: str
-    packages: Mapping[str, Package] = field(default_factory=dict)  # by name, in lower case with dashes
-    sources: str = ""  # a digest of the sources of ascend_quant and launch
-    cann: str | None = None  # the toolkit's version, and the file that says it or why there is none
+    packages: Mapping[str, Package] = field(default_factory=dict)  # by normalized name
+    sources: str = ""  # digest of the sources of ascend_quant and launch
+    cann: str | None = None  # version of the toolkit, and its file or why there is none
     cann_from: str = ""
-    chip_of_image: str | None = None  # what vllm-ascend was built for, as ascend910b1, or A2 or A3
-    flashrl: str | None = None  # the file by which FlashRL patches vLLM in this environment; None where it does not
-    executable: str = ""  # of the interpreter
+    chip_of_image: str | None = None  # chip for which vllm-ascend was built, such as ascend910b1, or A2 or A3
+    flashrl: str | None = None  # the file through which FlashRL patches vLLM in this environment; None if there is none
+    executable: str = ""  # the Python interpreter
 
 
 @dataclass(frozen=True)
 class Network:
-    """Network interfaces and ports of a host."""
+    """The network interfaces and ports of a host."""
 
-    nics: Mapping[str, list[str]] = field(default_factory=dict)  # those that are up, with the addresses they carry
-    wire: tuple[str, str] | None = None  # NIC and address that a run would use, or None with the `problem`
+    nics: Mapping[str, list[str]] = field(default_factory=dict)  # interfaces that are up, with their addresses
+    wire: tuple[str, str] | None = None  # NIC and address that a run would use; None with a `problem`
     problem: str | None = None
-    taken: tuple[str, ...] = ()  # a line for each port of the run's Ray that a process listens on
+    taken: tuple[str, ...] = ()  # a line for each port of the run's Ray on which a process listens
 
 
 @dataclass(frozen=True)
 class Link:
-    """Link of an NPU's own network port; `state` is UP, DOWN, or what the tool said."""
+    """The link of an NPU's network port; `state` is UP, DOWN, or the tool's output."""
 
     device: int
     state: str
@@ -118,39 +118,39 @@ class Link:
 class Links:
     """The NPUs' own network ports."""
 
-    npus: tuple[Link, ...] = ()  # as hccn_tool tells them
-    problem: str | None = None  # why hccn_tool could not be asked
-    config: bool = True  # whether /etc/hccn.conf is there
+    npus: tuple[Link, ...] = ()  # as reported by hccn_tool
+    problem: str | None = None  # why hccn_tool failed
+    config: bool = True  # whether /etc/hccn.conf exists
 
 
 @dataclass(frozen=True)
 class Machine:
     """Memory and disks of a host. Sizes are bytes."""
 
-    shared_memory: tuple[int, int]  # of /dev/shm, total and free
-    temporary: tuple[int, int]  # of the disk of /tmp, total and free
-    unusable: str | None  # why /tmp cannot be used; None where it can
+    shared_memory: tuple[int, int]  # of /dev/shm: total and free
+    temporary: tuple[int, int]  # of the disk of /tmp: total and free
+    unusable: str | None  # why /tmp cannot be used; None if it can
     memory: tuple[int, int]  # total and available; in a container its own limit
 
 
 @dataclass(frozen=True)
 class Files:
-    """Files that the run reads and writes on a host."""
+    """The files that the run reads and writes on a host."""
 
-    model: bool | None = None  # whether the model is here (one of the hub: in the cache); None where the run names none
-    wrong_model: tuple[tuple[str, str], ...] = ()  # what about it would stop the run, and what to do
-    missing_data: tuple[str, ...] = ()  # the data files that are not here
-    wrong_data: tuple[str, ...] = ()  # a line for each thing in those that are, which verl cannot train on
-    out: int | None = None  # bytes free where the result goes; None where the run names no folder
-    lacking_room: tuple[tuple[str, str], ...] = ()  # what that disk lacks for the run's checkpoints, and what to do
-    writable: bool = True  # whether this user may write there, or could make it
+    model: bool | None = None  # whether the model exists (a hub id: in the cache); None if the run names none
+    wrong_model: tuple[tuple[str, str], ...] = ()  # problems that would stop the run, with their fixes
+    missing_data: tuple[str, ...] = ()  # data files that do not exist
+    wrong_data: tuple[str, ...] = ()  # a line for each problem of the others that verl cannot handle
+    out: int | None = None  # free bytes for the output; None if the run names no folder
+    lacking_room: tuple[tuple[str, str], ...] = ()  # what the disk lacks for checkpoints, with the fix
+    writable: bool = True  # whether this user can write to the output folder, or create it
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about one host.
+    """The facts about one host.
 
-    A field whose gatherer failed holds the exception instead, and reading it raises that."""
+    A field whose gatherer failed contains the exception, which is raised when the field is read."""
 
     devices: Devices
     software: Software
@@ -159,7 +159,7 @@ class Facts:
     machine: Machine
     files: Files
     variables: Mapping[str, str]
-    missing: tuple[Import, ...] = ()  # Python modules that the recipe's processes will import, and that are not here
+    missing: tuple[Import, ...] = ()  # Python modules that the recipe's processes import, and that are missing
 
     def __getattribute__(self, name: str) -> Any:
         value = object.__getattribute__(self, name)

@@ -1,4 +1,4 @@
-"""All hosts of an inventory: each examines itself at the same time as the others, then they are compared.
+"""All hosts of an inventory: they examine themselves in parallel, then they are compared.
 
 A host's node process (launch/nodes/run.py) receives a Request and answers with its HostReport.
 """
@@ -22,7 +22,7 @@ from launch.recipes.fields import Recipe
 from launch.recipes.settings import Paths
 from launch.recipes.stacks import pins
 
-EXAMINE_SECONDS = 120  # on a slow shared disk
+EXAMINE_SECONDS = 120  # long enough for a slow shared disk
 CONNECT_SECONDS = 3
 AT_ONCE = 32
 MAY_DIFFER = ("driver",)
@@ -30,7 +30,7 @@ MAY_DIFFER = ("driver",)
 
 @dataclass(frozen=True)
 class Request:
-    """Request to a host: to examine itself, and to connect to these (host, port)."""
+    """A request to a host: to examine itself, and to connect to these (host, port)."""
 
     host: str
     wanted: Wanted
@@ -41,7 +41,7 @@ REQUEST, REPORT = TypeAdapter(Request), TypeAdapter(HostReport)
 
 
 def reaching(inventory: Inventory, index: int) -> list[str]:
-    """Return the arguments that start a host's side, in its container where it has an image."""
+    """Return the arguments that start a host's side, in its container if it has an image."""
     host = inventory.hosts[index]
     return command(inventory, index, start_line(inventory, index, devices=host.devices), is_here(host.address))
 
@@ -51,10 +51,10 @@ def examine(
     recipe: Recipe | None = None,
     paths: Paths | None = None,
 ) -> Report:
-    """Look at every host of the inventory, or at this machine alone where there is none.
+    """Examine every host of the inventory, or only this machine without one.
 
     Args:
-        recipe, paths: what would be run, for the checks of memory, devices and files.
+        recipe, paths: the planned run, for the checks of memory, devices and files.
     """
     if inventory is None:
         findings, traits = examine_here(wanted_here(recipe, paths))
@@ -69,9 +69,9 @@ def examine(
 
 
 def request(inventory: Inventory, index: int, wanted: Wanted) -> Request:
-    """Make a host's request: of each other a port of Ray's, of HCCL's on NPUs, and one that the kernel would give.
+    """Return a host's request: for each other host, a port of Ray, one of HCCL on NPUs, and an ephemeral port.
 
-    That, since torch.distributed, TransferQueue and vLLM take what the kernel gives them.
+    The latter is included because torch.distributed, TransferQueue and vLLM use ephemeral ports.
     """
     ports = [inventory.ports.workers, "50000"]
     ports += [inventory.ports.hccl_host] if pins(inventory.stack).devices == "npu" else []
@@ -84,7 +84,7 @@ def request(inventory: Inventory, index: int, wanted: Wanted) -> Request:
 
 
 def asked(command: list[str], question: Request) -> HostReport | str:
-    """Ask a host for its report; returns it, or why there is none."""
+    """Ask a host for its report; return it, or why there is none."""
     task = {"doctor": REQUEST.dump_python(question, mode="json")}
     event, why = converse(command, task, question.host, EXAMINE_SECONDS)
     return why if event is None else REPORT.validate_python(event["report"])
@@ -100,7 +100,7 @@ def answer_here(question: Request) -> HostReport:
 
 
 def reach(address: str, port: int) -> str | None:
-    """Return None where a host answers on a port, even by refusing; else why not: a firewall, or no route."""
+    """Return None if a host answers on a port, even by refusing; otherwise why not: a firewall, or no route."""
     try:
         with socket.create_connection((address, port), timeout=CONNECT_SECONDS):
             return None

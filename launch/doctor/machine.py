@@ -17,13 +17,13 @@ TEMPORARY = "/tmp"
 LEAST_SHARED_GIB = 1
 SHARED_GIB = {"none": 1, "gpu": 16, "npu": 16}
 LEAST_TEMPORARY_GIB, TEMPORARY_GIB = 1, 5
-FULLEST, MOST_USED = "RAY_local_fs_capacity_threshold", 0.95  # of Ray's, and its default
+FULLEST, MOST_USED = "RAY_local_fs_capacity_threshold", 0.95  # Ray's variable, and its default
 ALLOCATORS = {"npu": ("PYTORCH_NPU_ALLOC_CONF",), "gpu": ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")}
 BLOCKING = ("ASCEND_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING")
 
 
 def machine(root: Path = Path("/"), temporary: str = TEMPORARY) -> Machine:
-    """Return the machine as it is now; what this container may use of it is looked up below `root`."""
+    """Return the current state of the machine; limits of this container are looked up below `root`."""
     memory = psutil.virtual_memory()
     total = min([memory.total, *cgroup_limits(root)])
     shared, disk = shutil.disk_usage("/dev/shm"), shutil.disk_usage(temporary)
@@ -36,20 +36,21 @@ def machine(root: Path = Path("/"), temporary: str = TEMPORARY) -> Machine:
 
 
 def cgroup_limits(root: Path) -> list[int]:
-    """List the cgroup limits on this container's memory, in bytes; none outside one."""
+    """Return the cgroup limits on this container's memory, in bytes; none outside of a container."""
     texts = [(root / file).read_text(errors="replace").strip() for file in CGROUP_LIMITS if (root / file).is_file()]
     return [int(text) for text in texts if re.fullmatch("[0-9]{1,19}", text)]
 
 
 def unusable(folder: str) -> str | None:
-    """Return why Ray, torch and Triton cannot use a folder for temporary files: they write to it and load from it."""
+    """Return why Ray, torch and Triton cannot use a folder for temporary files, in which they write and execute
+    files."""
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"cannot be written by uid {os.getuid()}"
     return "is mounted noexec, so what is compiled there cannot be loaded" if noexec(folder) else None
 
 
 def noexec(folder: str) -> bool:
-    """Return whether nothing in a folder may be executed."""
+    """Return whether files in a folder cannot be executed."""
     return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
 
 

@@ -1,7 +1,7 @@
 """The networks of the host: the NIC of its address, the ports of a run, and the links of its NPUs.
 
-hccn_tool answers `link status: UP`, `ipaddr:..` and `netmask:..`; from the pages on the check before a training of
-MindCluster's fault diagnosis (hiascend.com, mindxdlFDUG021); not run on hardware by this project.
+hccn_tool prints `link status: UP`, `ipaddr:..` and `netmask:..`, according to the documentation of MindCluster's fault
+diagnosis (hiascend.com, mindxdlFDUG021); this has not been run on hardware.
 """
 
 import re
@@ -20,14 +20,14 @@ from launch.system.processes import ask
 from launch.system.software import product
 
 ADDRESSES = ("HCCL_IF_IP", "VLLM_HOST_IP")
-NAMES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")  # of NICs, with commas
-PATTERNS = ("HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # beginnings of names; =NAME is exact, ^NAME excludes
+NAMES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")  # comma-separated names of NICs
+PATTERNS = ("HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # prefixes of names; =NAME is exact, ^NAME excludes
 TOOL = Path("/usr/local/Ascend/driver/tools/hccn_tool")
 SECONDS = 10
 
 
 def network(wanted: Wanted) -> Network:
-    """Return the host's network as it is now."""
+    """Return the current state of the host's network."""
     found = nics()
     wire, problem = None, None
     if wanted.address is not None:
@@ -41,7 +41,8 @@ def network(wanted: Wanted) -> Network:
 
 
 def links(kind: str, hosts: int, root: Path = Path("/")) -> Links:
-    """Return what joins this host's NPUs with those of others; nothing for one host, or other devices than `npu`."""
+    """Return the links between this host's NPUs and those of others; nothing for one host, or for devices other than
+    `npu`."""
     if hosts == 1 or kind != "npu":
         return Links()
     config = (root / "etc" / "hccn.conf").is_file()
@@ -53,7 +54,7 @@ def links(kind: str, hosts: int, root: Path = Path("/")) -> Links:
 
 
 def link(tool: str, device: int) -> Link:
-    """Ask hccn_tool for one NPU's link."""
+    """Query one NPU's link with hccn_tool."""
     state, address = (ask([tool, "-i", str(device), f"-{about}", "-g"], SECONDS) for about in ("link", "ip"))
     up = re.search(r"link status\s*:\s*(\w+)", state.output)
     ip = re.search(r"ipaddr\s*:\s*(\S+)", address.output)
@@ -76,7 +77,7 @@ def address(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
             what = f"{name}={value} is neither an address nor a NIC of this host ({found.nics})"
             if name in wanted.environment:
                 yield error(what, f"remove {name} from the inventory: the launcher sets it, from `address` there")
-            else:  # with several hosts the launcher's value wins, but on the one from which the run is started
+            else:  # with several hosts the launcher's value takes precedence, except on the starting host
                 level = error if wanted.hosts == 1 else warning
                 yield level(what, f"unset {name}, in ~/.bashrc too: the launcher sets it")
 
@@ -102,7 +103,7 @@ def ports(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 
 @check("network.links")
 def between(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    """An A3's dies talk over HCCS: links that are DOWN and without an address were seen where all was well."""
+    """Check the links of NPUs between hosts; an A3's may be DOWN and without an address, since its dies use HCCS."""
     if wanted.hosts == 1 or pins(wanted.stack).devices != "npu" or not facts.devices.found:
         return
     found, a3 = facts.links, product(facts.devices.chip or "") == "A3"

@@ -19,7 +19,7 @@ OUT_GIB = {"none": 5, "gpu": 50, "npu": 50}
 
 
 def files(wanted: Wanted, environment: Mapping[str, str]) -> Files:
-    """Return which of the run's files are here, and what is wrong with them."""
+    """Return which of the run's files exist, and their problems."""
     out = existing(Path(wanted.out)) if wanted.out is not None else None
     name, variables = wanted.model, process_environment(wanted.stack, environment)
     return Files(
@@ -28,7 +28,7 @@ def files(wanted: Wanted, environment: Mapping[str, str]) -> Files:
         missing_data=tuple(file for file in wanted.data if not os.path.isfile(file)),
         wrong_data=tuple(lacking(wanted.data, wanted.columns, wanted.prompt, wanted.least_rows)),
         out=None if out is None else shutil.disk_usage(out).free,
-        lacking_room=tuple(lacking_room(wanted.saving)) if wanted.head else (),  # the trainer's rank 0 writes them
+        lacking_room=tuple(lacking_room(wanted.saving)) if wanted.head else (),  # rank 0 of the trainer writes them
         writable=out is None or os.access(out, os.W_OK),
     )
 

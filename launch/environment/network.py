@@ -1,12 +1,12 @@
-"""The network interface (NIC) of a host, for NCCL_SOCKET_IFNAME and HCCL_SOCKET_IFNAME, and its Ray's ports.
+"""The network interface (NIC) of a host, for NCCL_SOCKET_IFNAME and HCCL_SOCKET_IFNAME, and the ports of its Ray.
 
-It runs on the host itself; every error lists the NICs that exist.
+This runs on the host itself; every error lists the existing NICs.
 
-A host has several NICs and a NIC several addresses: the address of the inventory decides, and the NIC follows from it.
-A name is resolved on the host. Debian maps a host's own name to 127.0.1.1, which leads nowhere from other hosts.
+A host may have several NICs, and a NIC several addresses: the inventory's address determines the NIC. Names are
+resolved on the host. Debian maps a host's own name to 127.0.1.1, which other hosts cannot reach.
 
-All ports of Ray are chosen, so that other Rays are no trouble: the first ones of the inventory's range `workers` are
-the daemons', the others the workers'.
+All ports of Ray are set explicitly, so that it does not collide with other Ray clusters: the daemons use the first
+ports of the inventory's range `workers`, the workers the others.
 """
 
 import socket
@@ -28,13 +28,13 @@ DAEMONS = (
     "metrics-export-port",
     "ray-client-server-port",
 )
-METRICS = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")  # Ray takes these from the environment
+METRICS = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")  # Ray reads these from the environment
 RESERVED = 20
 
 
 @dataclass(frozen=True)
 class Wire:
-    """Network interface by which others reach a host, the IP address that it carries, and `ipv4` or `ipv6`."""
+    """The network interface by which others reach a host, its IP address, and `ipv4` or `ipv6`."""
 
     nic: str
     address: str
@@ -46,7 +46,7 @@ def nics() -> dict[str, list[str]]:
     states = psutil.net_if_stats()
     found = {}
     for name, entries in psutil.net_if_addrs().items():
-        state = states.get(name.split(":")[0])  # eth0:1 is an address of eth0 with a label
+        state = states.get(name.split(":")[0])  # eth0:1 is a labelled address of eth0
         addresses = [_ip(entry.address) for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
         if state is not None and state.isup and (routed := [str(one) for one in addresses if not one.is_link_local]):
             found[name] = routed
@@ -57,7 +57,7 @@ def resolve(address: str) -> list[str]:
     """Resolve a name to IP addresses, or return the address itself.
 
     Raises:
-        LaunchError: the name is unknown, or leads to this machine's loopback only.
+        LaunchError: the name is unknown, or resolves only to loopback.
     """
     try:
         return [str(ip_address(address))]
@@ -73,10 +73,10 @@ def resolve(address: str) -> list[str]:
 
 
 def choose(address: str, nic: str = "auto", found: Found | None = None) -> Wire:
-    """Choose the NIC of this host that carries `address` (an IP address or a name); `found` is what `nics()` says.
+    """Choose the NIC of this host that has `address` (an IP address or a name); `found` is the result of `nics()`.
 
     Raises:
-        LaunchError: no NIC carries it, or another than `nic` does.
+        LaunchError: no NIC has the address, or a NIC other than `nic` does.
     """
     found = nics() if found is None else found
     ips = resolve(address)
@@ -99,7 +99,8 @@ def choose(address: str, nic: str = "auto", found: Found | None = None) -> Wire:
 
 
 def is_here(address: str, found: Found | None = None) -> bool:
-    """Return whether an address or a name is this machine's; one that only ssh knows (~/.ssh/config) is another's."""
+    """Return whether an address or name is this machine's; a name known only to ssh (~/.ssh/config) is another
+    machine's."""
     carried = {ip for ips in (nics() if found is None else found).values() for ip in ips}
     try:
         ips = [ip_address(address)]
@@ -112,7 +113,7 @@ def is_here(address: str, found: Found | None = None) -> bool:
 
 
 def described(found: Found) -> str:
-    """Describe the NICs and their addresses in a line, loopback last."""
+    """Describe the NICs and their addresses in one line, loopback last."""
     outer = [f"{name} with {' and '.join(ips)}" for name, ips in found.items() if not _ip(ips[0]).is_loopback]
     return ", ".join(outer) or "no NIC with an address except loopback"
 
@@ -139,7 +140,7 @@ def daemon_ports(ports: dict[str, int | str]) -> dict[str, int]:
 
 
 def metrics_ports(ports: dict[str, int | str]) -> dict[str, str]:
-    """Return the variables for Ray's own metrics, which else listen on 44217 and 44227 on every host."""
+    """Return the variables for Ray's own metrics, whose default ports are 44217 and 44227 on every host."""
     low, _ = worker_range(ports)
     return {name: str(low + len(DAEMONS) + number) for number, name in enumerate(METRICS)}
 
@@ -151,7 +152,7 @@ def worker_range(ports: dict[str, int | str]) -> tuple[int, int]:
 
 
 def needed_ports(role: str, ports: dict[str, int | str]) -> dict[int, str]:
-    """Return the ports that must be free on a host of this role, and what for."""
+    """Return the ports that must be free on a host with this role, with their purpose."""
     daemons = {port: name.removesuffix("-port") for name, port in daemon_ports(ports).items()}
     if role == "worker":
         return {port: name for port, name in daemons.items() if name != "ray-client-server"}
@@ -159,7 +160,7 @@ def needed_ports(role: str, ports: dict[str, int | str]) -> dict[int, str]:
 
 
 def taken_ports(ports: dict[int, str]) -> list[str]:
-    """Return a line for each of these ports that a process listens on, with the process."""
+    """Return a line for each of these ports on which a process listens, with the process."""
     listeners = {}
     for connection in psutil.net_connections(kind="tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port in ports:
@@ -168,7 +169,7 @@ def taken_ports(ports: dict[int, str]) -> list[str]:
 
 
 def _process(pid: int | None) -> str:
-    """Describe a process for people: its id, its user and the beginning of its command."""
+    """Describe a process: its id, user, and the beginning of its command."""
     if pid is None:
         return "a process that this user cannot see (another user's, or in another container)"
     try:

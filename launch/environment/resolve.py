@@ -1,15 +1,15 @@
-"""The environment variables of a run: the table of those that a launch sets, and what overrides it.
+"""The environment variables of a run: the table of those that a launch sets, and the layers that override it.
 
     table < recipe < inventory < host (of the inventory) < shell
 
-docs/environment.md says why each is in the table. A value in braces is filled in on each host, when its NIC and devices
-are known, and for `--dry-run` with words in their place: {address}, {nic}, {hccl_family}, {devices} and {places} are
-the host's own, {task_queue}, {expansion}, {hccl_host} and {hccl_npu} the run's. Of those an empty one leaves the
-variable unset. {devices} are numbers, as in /dev/davinci3; {places} say which of the devices that are there these are,
-from 0, as CANN counts in a container that has some of a host's NPUs.
+docs/environment.md gives the reason for each variable. Values in braces are filled in on each host, once its NIC and
+devices are known, or with placeholders for `--dry-run`: {address}, {nic}, {hccl_family}, {devices} and {places} belong
+to the host; {task_queue}, {expansion}, {hccl_host} and {hccl_npu} belong to the run, and leave the variable unset if
+they are empty. {devices} are numbers, as in /dev/davinci3; {places} are their indexes among the visible devices, from
+0, as CANN counts in a container that has some of a host's NPUs.
 
-Of a user's shell count the variables of the table, and those of its families, which are handed on as they are. What
-names the shell's own host (an address, a NIC, devices) is not handed to others, and neither is what ties a process to
+From a user's shell, the variables of the table and of its families are used and passed on unchanged. Variables about
+the shell's own host (an address, a NIC, devices) are not passed to other hosts, nor are those that connect a process to
 another Ray cluster.
 """
 
@@ -30,7 +30,8 @@ HOSTS_OWN = {"address", "nic", "hccl_family", "devices", "places"}
 
 
 class Variable(NamedTuple):
-    """Row of the table. `process`: it holds for any process of its stacks, as the demo's, not a run's hosts alone."""
+    """A row of the table. `process`: it applies to every process of its stacks, such as the demo's, not only a run's
+    hosts."""
 
     name: str
     value: str
@@ -39,7 +40,7 @@ class Variable(NamedTuple):
 
     @property
     def of_host(self) -> bool:
-        """True where the value names something of one host, so that no other host can use it."""
+        """True if the value belongs to one host, so that no other host can use it."""
         return any(field in HOSTS_OWN for _, field, _, _ in string.Formatter().parse(self.value))
 
 
@@ -79,7 +80,7 @@ TABLE = (
     Variable("RAY_health_check_period_ms", "2000", ALL),
     Variable("RAY_health_check_timeout_ms", "4000", ALL),
     Variable("RAY_health_check_failure_threshold", "4", ALL),
-    # any process
+    # every process
     Variable("HYDRA_FULL_ERROR", "1", ALL),
     Variable("PYTHONUNBUFFERED", "1", ALL, process=True),
     Variable("VLLM_NO_USAGE_STATS", "1", ALL, process=True),
@@ -125,11 +126,11 @@ NAMES = frozenset(variable.name for variable in TABLE)
 
 @dataclass(frozen=True)
 class Setting:
-    """Variable of a host, and where its value comes from.
+    """A variable of a host, and the source of its value.
 
     Attributes:
         source: table, recipe, inventory, host or shell.
-        instead_of: the other value that this one replaces, if there was one.
+        instead_of: the value that this one replaces, if any.
     """
 
     name: str
@@ -144,7 +145,8 @@ def rows(stack: str) -> list[Variable]:
 
 
 def environment(stack: str, current: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a process of this stack, without a cluster: the table, overridden by the user's own."""
+    """Return the environment of a process of this stack without a cluster: the table, overridden by the user's
+    variables."""
     table = {row.name: row.value.format(nic="lo") for row in rows(stack) if row.process}
     return {**table, **(os.environ if current is None else current)}
 
@@ -154,11 +156,12 @@ def node_environment(
 ) -> list[Setting]:
     """Return the variables of a host, in the table's order, then those that only users set.
 
-    What a user says of the devices has chosen them, and is not handed on: in a container they have other numbers.
+    A user's selection of devices has already been applied, and is not passed on: numbers differ in a container.
 
     Args:
-        values: for the table's templates: address, nic, family (ipv4 or ipv6), devices, places, and NodePlan.values.
-        layers: who says so (recipe, inventory, host, shell), and the variables; the strongest last.
+        values: values for the table's templates: address, nic, family (ipv4 or ipv6), devices, places, and
+            NodePlan.values.
+        layers: (source, variables) pairs, where source is recipe, inventory, host or shell; the strongest last.
     """
     filled = {**values, "hccl_family": FAMILY.get(values["family"], values["family"])}
     table = {row: row.value.format_map(filled) for row in rows(stack)}
@@ -177,7 +180,7 @@ def node_environment(
 
 
 def overruled(settings: Sequence[Setting], own: Mapping[str, str]) -> list[str]:
-    """Return a line for each variable that a host's login environment (`own`) has otherwise: no silent replacement."""
+    """Return a line for each variable whose value in a host's login environment (`own`) is overridden."""
     return [
         f"{one.name}: this host's login environment says {shown(one.name, own[one.name])}; the run uses "
         f"{shown(one.name, one.value)} ({one.source}). If the host's is right, write it into the inventory"
@@ -187,15 +190,15 @@ def overruled(settings: Sequence[Setting], own: Mapping[str, str]) -> list[str]:
 
 
 def counts(name: str) -> bool:
-    """Return whether a variable of a shell is one for a run."""
+    """Return whether a variable of a shell is used for a run."""
     return name not in OTHER_CLUSTERS and (name in NAMES or name.startswith(FAMILIES))
 
 
 def of_shell(shell: Mapping[str, str], own: bool) -> dict[str, str]:
-    """Return the variables that a shell hands to a host: its own host (`own`), or another."""
+    """Return the variables that a shell passes to a host: its own (`own`), or another."""
     return {name: value for name, value in shell.items() if counts(name) and (own or name not in OF_HOST)}
 
 
 def not_handed_on(shell: Mapping[str, str]) -> list[str]:
-    """List the names in a shell that count on its own host alone."""
+    """Return the names of variables in a shell that apply only to its own host."""
     return sorted(OF_HOST & set(shell))

@@ -1,4 +1,4 @@
-"""Environment variables that users give to a run: which names they may have, and which values may be printed."""
+"""Environment variables that users set for a run: their valid names, and the values that may be printed."""
 
 import re
 from collections.abc import Mapping
@@ -18,21 +18,21 @@ OTHER_CLUSTERS = (
 )
 OF_THE_LAUNCHER = ("ASCEND_QUANT_RUN", "PATH", "SPT_NOENV")
 SECRETS = ("AUTH", "CREDENTIAL", "KEY", "PASSPHRASE", "PASSWD", "PASSWORD", "PWD", "SECRET", "TOKEN")
-FOLDERS = ("PWD", "OLDPWD")  # which `secret` takes for passwords
+FOLDERS = ("PWD", "OLDPWD")  # names that `secret` would take for passwords
 LOGIN = re.compile(r"(?<=://)\S*@")
 ASSIGNED = re.compile(
     r"""([\w.-]+)(["']?\s*[=:]\s*)("[^"\n]*"|'[^'\n]*'|\\?["']?[^\s"',;{}\[\]\\][^\s"',;}]*)"""  # a="b c", {a: b}
 )
 HEADER = re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]+", re.IGNORECASE)
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
-COUNTED = ("key", "keys", "token", "tokens")  # what has numbers that are no secrets: `tokens: 512`, `token=3`
+COUNTED = ("key", "keys", "token", "tokens")  # their plural counts, which are no secrets: `tokens: 512`, `token=3`
 
 
 def checked(variables: dict[str, str]) -> dict[str, str]:
-    """Check that a run's processes can have each variable from a user; returns them.
+    """Check that a user may set each variable for a run's processes; return the variables.
 
     Raises:
-        ValueError: the name that they cannot, and why.
+        ValueError: a variable cannot be set; the message has its name and the reason.
     """
     for name in variables:
         if name in OTHER_CLUSTERS:
@@ -45,35 +45,35 @@ def checked(variables: dict[str, str]) -> dict[str, str]:
 
 
 def shown(name: str, value: str) -> str:
-    """Return a value as it may be printed: no secret, which its name tells, and no login in an address."""
+    """Return a value for printing, without secrets (detected by name) and without logins in URLs."""
     return "***" if value and secret(name, value) else LOGIN.sub("***@", value)
 
 
 def secret(name: str, value: str = "") -> bool:
-    """Return whether a variable or a setting of this name holds a secret; numbers of tokens are none."""
+    """Return whether a variable or setting of this name contains a secret; numbers of tokens do not."""
     words = re.split(r"[^A-Z0-9]+", name.upper())
     singular = any(word.endswith(SECRETS) for word in words)
     return singular or (any(word.removesuffix("S").endswith(SECRETS) for word in words) and not value.isdecimal())
 
 
 def without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables as they may be printed."""
+    """Return the variables for printing."""
     return {name: shown(name, value) for name, value in variables.items()}
 
 
 def without_secrets_in(text: str) -> str:
-    """Strip a text of secrets, which are found by their names wherever name=value or name: value stands."""
+    """Remove secrets from a text; they are found by name in name=value or name: value."""
     return ASSIGNED.sub(_hide, HEADER.sub(r"\1 ***", LOGIN.sub("***@", text)))
 
 
 def override_shown(override: str) -> str:
-    """Return NAME=VALUE as it may be printed."""
+    """Return NAME=VALUE for printing."""
     name, equals, value = override.partition("=")
     return f"{name}=***" if equals and value and _is_secret(name, value) else without_secrets_in(override)
 
 
 def tree_shown(tree: Any) -> Any:
-    """Return settings in mappings and lists as they may be printed."""
+    """Return nested mappings and lists of settings for printing."""
     if isinstance(tree, Mapping):
         return {
             name: "***" if isinstance(value, str | int) and _is_secret(str(name), str(value)) else tree_shown(value)
@@ -85,8 +85,8 @@ def tree_shown(tree: Any) -> Any:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Return whether a value is secret: of a setting's name the last word tells (api_key is a secret, max_token_len is
-    none), of a variable's each one does."""
+    """Return whether a value is secret: for a setting, the last word of the name decides (api_key is a secret,
+    max_token_len is not); for a variable, any word."""
     leaf = name.rpartition(".")[2]
     telling = leaf if leaf.isupper() else re.split(r"[_-]", leaf)[-1]
     counted = telling.lower() in COUNTED and NUMBER.fullmatch(value)

@@ -1,1 +1,1 @@
-"""What a run reads: data sets as verl reads them (data) and the model (model)."""
+"""The inputs of a run: data sets in verl's format (data) and the model (model)."""

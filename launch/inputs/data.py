@@ -2,9 +2,9 @@
 
     prepare("gsm8k", None, Path("data"))
 
-A published set is in a folder, as `hf download` leaves it, or is fetched from the hub. Each prompt asks for the answer
-where verl's reward looks for it. The columns are those of verl's RLHFDataset, the sources those that verl's default
-reward knows (0.9.1 and older).
+A published set is read from a folder, as created by `hf download`, or is downloaded from the hub. Each prompt asks for
+the answer in the form that verl's reward expects. The columns are those of verl's RLHFDataset, the data sources those
+of verl's default reward (0.9.1 and older).
 """
 
 import re
@@ -23,33 +23,33 @@ GSM8K, DAPO, AIME = "openai/gsm8k", "BytedTsinghua-SIA/DAPO-Math-17k", "BytedTsi
 ASK = 'Work it out step by step, then give the final answer as a number after "#### ".'
 NUMBER = r"####\s*(-?(?:[0-9][0-9,]*\.?[0-9]*|\.[0-9]+))\s*$"
 
-Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+Progress = Callable[[str, int, int], None]  # description, finished and total amount
 Row = dict[str, Any]
 RowModel = TypeVar("RowModel", bound=BaseModel)
 Text = Annotated[str, StringConstraints(pattern=r"\S")]
 
 
 class Solution(BaseModel):
-    """Row of GSM8K, a grade-school problem; the number behind the last #### of `answer` is the result."""
+    """A row of GSM8K, a grade-school problem; the result is the number after the last #### of `answer`."""
 
     question: Text
     answer: Annotated[str, Field(pattern=NUMBER)]
 
 
 class Message(BaseModel):
-    """Single message of a prompt."""
+    """A message of a prompt."""
 
     content: Text
 
 
 class Reward(BaseModel):
-    """Ground truth of a problem: the right answer."""
+    """The ground truth of a problem: the right answer."""
 
     ground_truth: Text | int
 
 
 class Problem(BaseModel):
-    """Row of DAPO-Math-17k or of AIME-2024, whose prompt asks for `Answer: ..`."""
+    """A row of DAPO-Math-17k or of AIME-2024, whose prompt asks for `Answer: ..`."""
 
     prompt: tuple[Message]
     reward_model: Reward
@@ -57,16 +57,16 @@ class Problem(BaseModel):
 
 
 def prepare(name: str, source: Path | None, target: Path, progress: Progress = lambda *_: None) -> list[str]:
-    """Write a data set into `target`, over an earlier one. Returns what was made, for people.
+    """Write a data set into `target`, replacing an earlier one; return a description of what was written.
 
     The same source gives the same bytes.
 
     Args:
         name: gsm8k, dapo-math-17k or addition.
-        source: a folder with a copy of what is on the hub; None: the hub itself. Addition is made here.
+        source: a folder with a copy of the hub's repository; None for the hub itself. Addition is generated here.
 
     Raises:
-        LaunchError: the data cannot be obtained, are not what is published under that name, or cannot be written.
+        LaunchError: the data cannot be obtained, differ from the published format, or cannot be written.
     """
     try:
         if name == "addition":
@@ -82,7 +82,8 @@ def prepare(name: str, source: Path | None, target: Path, progress: Progress = l
 def addition(target: Path, progress: Progress) -> list[str]:
     """Write addition/train.parquet, addition/test.parquet and the model addition/start, for the recipes addition-*.
 
-    It is the demo's task, and a model for any device. Several hosts may each make their own: they get the same files.
+    This is the demo's task, with a model for any device. Hosts may each generate their own copy, since the files are
+    equal.
     """
     from launch.demo import training
     from launch.demo.task import TINY_ON_NPUS, verl_rows
@@ -101,9 +102,9 @@ def addition(target: Path, progress: Progress) -> list[str]:
 
 
 def gsm8k(source: Path | None, target: Path, progress: Progress) -> list[str]:
-    """Write gsm8k/train.parquet and gsm8k/test.parquet: 7473 rows and 1319.
+    """Write gsm8k/train.parquet and gsm8k/test.parquet, with 7473 and 1319 rows.
 
-    The other configuration, socratic, has the same problems solved by questions, and is left out.
+    The other configuration, socratic, has the same problems with solutions as questions, and is not used.
     """
     made = []
     for split in ("train", "test"):
@@ -117,10 +118,10 @@ def gsm8k(source: Path | None, target: Path, progress: Progress) -> list[str]:
 
 
 def dapo_math(source: Path | None, target: Path, progress: Progress) -> list[str]:
-    """Write dapo-math-17k/train.parquet to train on and aime-2024/test.parquet to validate with; a copy has both sets.
+    """Write dapo-math-17k/train.parquet for training and aime-2024/test.parquet for validation; a copy has both sets.
 
-    They are published with many copies of each row (100 and 32); here each problem stands once, in the order of its
-    first copy, and the samples of a validation prompt are the recipe's `val_kwargs.n`.
+    They are published with many copies of each row (100 and 32). Here each problem is written once, in the order of the
+    first copies, and the recipe's `val_kwargs.n` sets the samples per validation prompt.
     """
     made = []
     for repository, name, data_source, split in (
@@ -133,8 +134,8 @@ def dapo_math(source: Path | None, target: Path, progress: Progress) -> list[str
 
 
 def once(name: str, data_source: str, problems: Iterator[Problem]) -> tuple[list[Row], list[str]]:
-    """Return verl's rows, one a problem, and notes on what was left out: problems whose copies differ in the answer."""
-    answers: dict[str, tuple[str, str]] = {}  # by the prompt: the answer, and the source's own id
+    """Return verl's rows, one per problem, and notes on skipped problems, whose copies differ in the answer."""
+    answers: dict[str, tuple[str, str]] = {}  # by prompt: the answer, and the source's id
     differing, read = set(), 0
     for one in problems:
         read += 1
@@ -154,7 +155,7 @@ def once(name: str, data_source: str, problems: Iterator[Problem]) -> tuple[list
 
 
 def verl_row(data_source: str, prompt: str, answer: str, extra: Row) -> Row:
-    """Make one row in the columns of verl's data set."""
+    """Return a row with the columns of verl's data sets."""
     return {
         "data_source": data_source,
         "prompt": [{"role": "user", "content": prompt}],
@@ -165,14 +166,14 @@ def verl_row(data_source: str, prompt: str, answer: str, extra: Row) -> Row:
 
 
 def files_of(repository: str, source: Path | None, inside: str, name: str) -> list[Path]:
-    """List the file NAME.parquet of a set, or all of its parts, NAME-00000-of-00002.parquet and so on, in order.
+    """Return the file NAME.parquet of a set, or all of its parts, NAME-00000-of-00002.parquet and so on, in order.
 
     Args:
-        source: a folder in or below which there is one copy; None: the hub's is downloaded if it is not there yet.
-        inside: the files' own folder.
+        source: a folder that contains one copy, at any depth; None to download it from the hub, unless it is cached.
+        inside: folder of the files in the repository.
 
     Raises:
-        LaunchError: there is none, there are several copies, or a part is missing.
+        LaunchError: there is no copy, there are several, or a part is missing.
     """
     folder = _downloaded(repository, inside) if source is None else source
     found = sorted(folder.rglob(f"{inside}/{name}*.parquet"))
@@ -202,10 +203,10 @@ def _how(repository: str) -> str:
 
 
 def rows_of(files: list[Path], model: type[RowModel], progress: Progress) -> Iterator[RowModel]:
-    """Yield the rows of all files in order, with the model's columns alone.
+    """Yield the rows of all files in order, with only the columns of the row class.
 
     Raises:
-        LaunchError: a file cannot be read, or a row is not as the model wants it.
+        LaunchError: a file cannot be read, or a row does not match the row class.
     """
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
@@ -230,7 +231,7 @@ def rows_of(files: list[Path], model: type[RowModel], progress: Progress) -> Ite
 
 
 def write(file: Path, rows: list[Row]) -> str:
-    """Write a parquet file, all of it or nothing. Returns what was made, for people."""
+    """Write a parquet file atomically; return a description of what was written."""
     from pyarrow import BufferOutputStream, Table
     from pyarrow.parquet import write_table
 

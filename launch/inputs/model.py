@@ -1,6 +1,6 @@
-"""The model of a run: a folder on every host, or an id of the hub; with checks of what would stop the run.
+"""The model of a run: a folder on every host, or a hub id; with checks for problems that would stop the run.
 
-verl and vLLM find out minutes after the start, the engine only when the trainer has loaded its weights.
+verl and vLLM find such problems minutes after the start, the engine only after the trainer has loaded its weights.
 """
 
 import os
@@ -15,27 +15,27 @@ YES = ("1", "true", "yes", "on")
 
 
 def place(model: str) -> str:
-    """Turn what a user calls a model into what a run has: the absolute path of a folder, or an id of the hub.
+    """Convert a user's model to the absolute path of a folder, or a hub id.
 
-    A name that can be no id, or whose first folder is here, is a folder, whether that is there or not.
+    A name that cannot be an id, or whose first folder exists, is treated as a folder, whether that exists or not.
     """
     here = os.path.exists(model.partition("/")[0])
     return model if HUB_ID.fullmatch(model) and not here else os.path.abspath(model)
 
 
 def of_hub(model: str) -> bool:
-    """Return whether a run's model is an id of the hub."""
+    """Return whether a run's model is a hub id."""
     return not model.startswith("/")
 
 
 def is_cached(model: str, environment: Mapping[str, str]) -> bool:
-    """Return whether the config.json of an id is in the cache of the hub."""
+    """Return whether the hub's cache contains the config.json of an id."""
     snapshots = hub_cache(environment) / f"models--{model.replace('/', '--')}" / "snapshots"
     return os.path.isdir(snapshots) and any(snapshots.glob("*/config.json"))
 
 
 def hub_cache(environment: Mapping[str, str]) -> Path:
-    """Return the folder where huggingface_hub caches downloads."""
+    """Return the folder of huggingface_hub's cache."""
     if cache := environment.get("HF_HUB_CACHE"):
         return Path(cache)
     home = environment.get("HF_HOME") or Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
@@ -43,11 +43,11 @@ def hub_cache(environment: Mapping[str, str]) -> Path:
 
 
 def problems(model: str, tensor_parallel: int, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with a run's model on this host, and what to do about it.
+    """Yield the problems with a run's model on this host, and their fixes.
 
     Args:
-        tensor_parallel: devices that share each layer in the engine.
-        environment: of the run's processes.
+        tensor_parallel: tensor-parallel size of the engine.
+        environment: environment of the run's processes.
     """
     if of_hub(model):
         if environment.get("HF_HUB_OFFLINE", "").lower() in YES and not is_cached(model, environment):
@@ -84,5 +84,5 @@ def _of_folder(model: str, tensor_parallel: int) -> Iterator[tuple[str, str]]:
 
 
 def _shared(heads: int, keys: int, ranks: int) -> bool:
-    """Return whether vLLM can share the heads out: KV heads are repeated where there are fewer than ranks."""
+    """Return whether vLLM can split the heads; KV heads are replicated if there are fewer than ranks."""
     return heads % ranks == 0 and (keys % ranks == 0 or ranks % keys == 0)

@@ -10,7 +10,7 @@ from launch.plan import Saving
 
 
 def lacking_room(saving: Saving | None) -> list[tuple[str, str]]:
-    """Return what the disk lacks for checkpoints, and what to do; nothing where the model is not on this host."""
+    """Return what the disk lacks for checkpoints, and what to do; nothing if the model is not on this host."""
     if saving is None:
         return []
     size = parameters(Path(saving.model)) * saving.parameter_bytes
@@ -27,38 +27,38 @@ def lacking_room(saving: Saving | None) -> list[tuple[str, str]]:
 
 
 def gib(size: int) -> str:
-    """Format bytes in GiB, with a decimal digit below 10 GiB."""
+    """Format bytes in GiB, with one decimal digit below 10 GiB."""
     return f"{size / GIB:.1f}" if size < 10 * GIB else f"{size / GIB:.0f}"
 
 
 def kept(saving: Saving) -> int:
-    """Return the most checkpoints that lie on disk at the same time; verl saves the last step too.
+    """Return the maximum number of checkpoints on disk at the same time; verl also saves the last step.
 
-    An old one is removed before a new one is written, but for the only one.
+    An old checkpoint is removed before a new one is written, unless it is the only one.
     """
     written = math.ceil(steps(saving) / saving.every)
     return min(written, max(saving.keep, 2)) if saving.keep else written
 
 
 def steps(saving: Saving) -> int:
-    """Return the run's steps; those of its epochs are by the rows of the data, 0 where they cannot be read."""
+    """Return the run's steps; for epochs they depend on the rows of the data, and are 0 if those cannot be read."""
     if saving.steps:
         return saving.steps
     try:
         from pyarrow.parquet import read_metadata
 
         return read_metadata(saving.train).num_rows // saving.batch * saving.epochs
-    except (ImportError, OSError, ValueError):  # that the file is missing or damaged is told by another check
+    except (ImportError, OSError, ValueError):  # another check reports a missing or damaged file
         return 0
 
 
 def parameters(folder: Path) -> int:
-    """Count a model's parameters by the headers of its safetensors files; 0 where there are none to read."""
-    from safetensors import SafetensorError  # here: the doctor looks at environments that lack packages, too
+    """Count a model's parameters from the headers of its safetensors files; 0 if there are none to read."""
+    from safetensors import SafetensorError  # some environments lack it
 
     try:
         return sum(_elements(file) for file in sorted(folder.glob("*.safetensors")))
-    except (OSError, SafetensorError):  # vLLM says what is wrong with a file
+    except (OSError, SafetensorError):  # vLLM reports what is wrong with a file
         return 0
 
 

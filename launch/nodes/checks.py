@@ -1,7 +1,6 @@
-"""Checks of this host, and how hosts differ: what must be right before Ray starts.
+"""Checks of this host, and of differences between hosts, before Ray starts.
 
-All problems are reported at once, one per line. Clocks are compared by a request's round trip, whose duration is
-subtracted.
+All problems are reported at once, one per line. Clocks are compared by a request, whose round-trip time is subtracted.
 """
 
 import os
@@ -25,12 +24,12 @@ from launch.recipes.stacks import pins
 from launch.system import private
 from launch.system.software import has_module
 
-DATA = ("gsm8k", "dapo-math-17k", "addition")  # that ./run.sh data makes, each in a folder of its name
-ALLOWED_SECONDS = 5  # that clocks may differ by
+DATA = ("gsm8k", "dapo-math-17k", "addition")  # data sets of ./run.sh data, each in a folder of its name
+ALLOWED_SECONDS = 5  # maximum difference between clocks
 
 
 def compared() -> dict[str, Any]:
-    """Return what the control host compares between hosts: their software, and the addresses of each."""
+    """Return what the control host compares between hosts: software, and the addresses of each."""
     return {"nics": network.nics(), "versions": versions_of(software(os.environ))}
 
 
@@ -45,7 +44,7 @@ def chosen(wanted: int | list[int], kind: str, there: list[int]) -> list[int]:
     On stack cpu a device is a name only.
 
     Raises:
-        LaunchError: there are none, or not those that are wanted.
+        LaunchError: there are no devices, or not the requested ones.
     """
     if kind == "none":
         return wanted if isinstance(wanted, list) else list(range(wanted))
@@ -62,7 +61,7 @@ def chosen(wanted: int | list[int], kind: str, there: list[int]) -> list[int]:
 
 
 def skew(head: dict[str, str], other: dict[str, str]) -> list[str]:
-    """List the software in which a host differs from the head: 'ray 2.60.0, the head has 2.59.0'."""
+    """Return the software in which a host differs from the head: 'ray 2.60.0, the head has 2.59.0'."""
     names = [*head, *(name for name in other if name not in head)]
     return [
         f"{name} {other.get(name, 'missing')}, the head has {head.get(name, 'none')}"
@@ -73,13 +72,13 @@ def skew(head: dict[str, str], other: dict[str, str]) -> list[str]:
 
 @dataclass
 class Clock:
-    """Clock offset of a host in seconds, by the best measurement so far: the question and answer that took least."""
+    """The clock offset of a host in seconds, from the measurement with the shortest round trip."""
 
     offset: float = 0.0
     error: float = float("inf")
 
     def take(self, asked: float, answered: float, theirs: float) -> None:
-        """Take a measurement: asked and answered at these times of this clock, when the host's clock said `theirs`."""
+        """Add a measurement: times of question and answer by this clock, and the host's clock in between (`theirs`)."""
         error = (answered - asked) / 2
         if 0 <= error < self.error:
             self.offset, self.error = theirs - (asked + answered) / 2, error
@@ -90,7 +89,8 @@ class Clock:
         return self.error < float("inf")
 
     def wrong(self, whose: str = "the control host's") -> str | None:
-        """Return the clock skew in words if it is too large whatever the way took, else None; `whose` is compared."""
+        """Describe the clock skew if it is too large despite the round-trip time, else None; `whose` clock is
+        compared."""
         if abs(self.offset) - self.error <= ALLOWED_SECONDS:
             return None
         ahead = "ahead of" if self.offset > 0 else "behind"
@@ -98,19 +98,19 @@ class Clock:
 
 
 def kernel_kills() -> int:
-    """Return how many processes this host's kernel has OOM-killed since it started; 0 if it does not say."""
+    """Return how many processes this host's kernel has OOM-killed since boot; 0 if it does not report it."""
     words = Path("/proc/vmstat").read_text().split()
     return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0
 
 
 @dataclass
 class Checked:
-    """Result of the checks: what they chose; None where that could not be done.
+    """The result of the checks; a field is None if it could not be determined.
 
     Attributes:
-        wire: how the host is reached.
-        devices: their numbers.
-        places: where those stand among the devices of this host, or of this container, from 0.
+        wire: network interface and address of the host.
+        devices: numbers of the devices.
+        places: indexes of these devices among those of this host or container, from 0.
     """
 
     wire: Wire | None = None
@@ -119,7 +119,7 @@ class Checked:
 
 
 def find(plan: NodePlan) -> tuple[Checked, list[str]]:
-    """Look at everything, whatever is wrong with the rest: what was chosen, and a line for each problem."""
+    """Run all checks, even if some fail; return the results, and a line for each problem."""
     said = {name: value for _, variables in plan.layers for name, value in variables.items()}
     head = plan.role == "head"
     wanted = Wanted(stack=plan.stack, head=head, ports=plan.ports, environment=said, imports=plan.imports)
@@ -129,7 +129,7 @@ def find(plan: NodePlan) -> tuple[Checked, list[str]]:
     except LaunchError as error:
         problems += str(error).splitlines()
     kind = pins(plan.stack).devices
-    if (there := found(kind)) or kind == "none":  # else that there is no device is told with the reason
+    if (there := found(kind)) or kind == "none":  # otherwise the reason for the missing device is reported
         try:
             checked.devices = chosen(plan.devices, kind, there)
             checked.places = [there.index(one) if there else one for one in checked.devices]
@@ -160,7 +160,7 @@ def check(plan: NodePlan) -> Checked:
     """Check this host for its part of the run.
 
     Raises:
-        LaunchError: every problem, a line each.
+        LaunchError: there are problems; the message has a line for each.
     """
     checked, problems = find(plan)
     if problems:
@@ -169,7 +169,7 @@ def check(plan: NodePlan) -> Checked:
 
 
 def room(temp_dir: str) -> list[str]:
-    """List what is wrong with Ray, and with the folder that it writes to."""
+    """Return the problems with Ray, and with the folder to which it writes."""
     problems = []
     try:
         private.make_folder(Path(temp_dir).parent)

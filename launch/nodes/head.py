@@ -1,7 +1,7 @@
-"""The head's part: Ray's head, the members, and the job once all of them are there.
+"""The head's part of a run: Ray's head, the members, and the job once all of them have joined.
 
-Who has joined, and whose Ray has died, is what Ray's state API says. The job is submitted through Ray's job API with a
-working directory, its state asked, its log followed.
+Ray's state API reports who has joined, and whose Ray has died. The job is submitted through Ray's job API with a
+working directory; its state is polled and its log followed.
 """
 
 import shlex
@@ -25,13 +25,13 @@ ASK_SECONDS = 2
 RAY_SILENT_SECONDS = 60
 LEAVE_SECONDS = 20
 STOP_SECONDS = 8
-STARTED = "ASCEND_QUANT_STARTED"  # when Ray's head was started, and when the job was submitted: for start_up/* metrics
+STARTED = "ASCEND_QUANT_STARTED"  # start of Ray's head, and submission of the job, for start_up/* metrics
 LONGEST_MESSAGE = 2000
 ANSWER_SECONDS = 10
 
 
 def run(part: Part) -> int:
-    """Start the head, wait for the members, run the job; returns the exit code."""
+    """Start the head, wait for the members, run the job; return the exit code."""
     plan, began = part.plan, time.time()
     known = members_of(plan)
     if part.meeting is not None:
@@ -47,14 +47,14 @@ def run(part: Part) -> int:
 
 @dataclass
 class Members:
-    """Hosts that have joined the run's Ray, and those that were lost, by their numbers in the plan."""
+    """The hosts that have joined the run's Ray, and those that were lost, by their numbers in the plan."""
 
     addresses: list[list[str]]
     joined: set[int] = field(default_factory=set)
     lost: dict[int, str] = field(default_factory=dict)
 
     def look(self, nodes: list[Any]) -> bool:
-        """Take in what Ray says; true if anything is new. A member that died stays lost."""
+        """Update from Ray's state; return whether anything is new. A member that died stays lost."""
         before = set(self.joined), dict(self.lost)
         for node in nodes:
             host = self.number(node.node_ip)
@@ -68,14 +68,14 @@ class Members:
         return (self.joined, self.lost) != before
 
     def number(self, address: str) -> int | None:
-        """Return the host that has an address. A run on one host has no others: Ray replaces a loopback address."""
+        """Return the host with an address. A run on one host has no others, since Ray replaces loopback addresses."""
         if len(self.addresses) == 1:
             return 0
         return next((host for host, known in enumerate(self.addresses) if address in known), None)
 
 
 class Head:
-    """Supervisor of the head's Ray, its members and the job; asks Ray every two seconds."""
+    """The supervisor of the head's Ray, its members and the job; queries Ray every two seconds."""
 
     def __init__(self, plan: NodePlan, known: Members, ray: RayNode, dashboard: str, emit: Emit, began: float) -> None:
         self.plan, self.members, self.ray, self.dashboard, self.emit = plan, known, ray, dashboard, emit
@@ -86,7 +86,7 @@ class Head:
         self.answered = time.monotonic()
 
     def follow(self, ended: threading.Event) -> int:
-        """Follow the run until the job or the run ends, and stop a job that is still running; returns the exit code."""
+        """Follow the run until the job or the run ends; stop a job that is still running; return the exit code."""
         while not ended.wait(POLL_SECONDS):
             self.ray.check()
             self.pass_on_log()
@@ -98,7 +98,7 @@ class Head:
         return 1
 
     def ask(self) -> int | None:
-        """Ask Ray who is there and how the job is; the exit code when it has ended."""
+        """Ask Ray for the members and the job's state; return the exit code once the job has ended."""
         if time.monotonic() - self.asked < ASK_SECONDS:
             return None
         self.asked = time.monotonic()
@@ -113,7 +113,8 @@ class Head:
         return code
 
     def look(self) -> int | None:
-        """Ask Ray once: of the job first, as workers may leave once it has ended; submit it when all have joined."""
+        """Query Ray once: the job first, as workers may leave once it has ended; submit the job when all have
+        joined."""
         if self.job is not None and (code := self.look_at_job()) is not None:
             return code
         if self.members.look(nodes(self.dashboard)):
@@ -124,7 +125,7 @@ class Head:
         return None
 
     def look_at_job(self) -> int | None:
-        """Tell how the job is; the exit code when it has ended."""
+        """Report the job's state; return the exit code once it has ended."""
         status, over, message = self.job.state()
         if over:
             self.pass_on_log(last=True)
@@ -147,14 +148,14 @@ class Head:
         self.pass_on_log(last=True)
 
     def wait_until_alone(self) -> None:
-        """Wait for workers to leave: those that ask how the job has ended get their answer before the head goes."""
+        """Wait for workers to leave: they poll the job's end, and need their answer before the head stops."""
         deadline = time.monotonic() + LEAVE_SECONDS
         while time.monotonic() < deadline:
             time.sleep(1)
             try:
                 self.members.look(nodes(self.dashboard))
             except ray_node.trouble():
-                continue  # asked again until the time is over
+                continue  # retried until the timeout
             if len(self.members.joined) <= 1:
                 return
 
@@ -163,7 +164,7 @@ class RunningJob:
     """The submitted Ray job.
 
     Args:
-        began: when this host began with its part of the run, in seconds since the epoch.
+        began: start of this host's part of the run, in seconds since the epoch.
     """
 
     def __init__(self, dashboard: str, plan: NodePlan, began: float) -> None:
@@ -174,7 +175,7 @@ class RunningJob:
             (folder / name).write_text(text)
         self.id = plan.run
         self.client = client(dashboard)
-        if self.id not in {known.submission_id for known in self.client.list_jobs()}:  # an answer may have been lost
+        if self.id not in {known.submission_id for known in self.client.list_jobs()}:  # in case an answer was lost
             self.client.submit_job(
                 submission_id=self.id,
                 entrypoint=shlex.join([sys.executable, *job.entrypoint]),
@@ -183,7 +184,7 @@ class RunningJob:
                     "env_vars": {**job.environment, STARTED: f"{began:.3f},{time.time():.3f}"},
                 },
             )
-        # Ray documents this name. The driver runs on the head, so its log needs no network.
+        # a name documented by Ray; the driver runs on the head, so its log needs no network
         self.log = temp_dir / "session_latest" / "logs" / f"job-driver-{self.id}.log"
 
     def state(self) -> tuple[str, bool, str]:
@@ -192,7 +193,7 @@ class RunningJob:
         return info.status.value, info.status.is_terminal(), (info.message or "")[-LONGEST_MESSAGE:]
 
     def stop(self) -> None:
-        """Ask the driver to end, and wait a little: its logger may have something to write."""
+        """Ask the driver to end, and wait a little, since its logger may still be writing."""
         self.client.stop_job(self.id)
         deadline = time.monotonic() + STOP_SECONDS
         while time.monotonic() < deadline and not self.state()[1]:
@@ -200,13 +201,13 @@ class RunningJob:
 
 
 class Tail:
-    """Reader of the new whole lines of a growing file."""
+    """Reads new complete lines of a growing file."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.offset, self.rest = path, 0, b""
 
     def lines(self, last: bool = False) -> list[str]:
-        """Return the lines since the last look; with `last` also one that has no end yet."""
+        """Return the lines since the last call; with `last` also an incomplete last line."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:
@@ -220,7 +221,7 @@ class Tail:
 
 
 def members_of(plan: NodePlan) -> Members:
-    """Resolve the addresses of a plan's members; raises LaunchError with the host whose name leads nowhere."""
+    """Resolve the addresses of a plan's members; raise LaunchError, naming the host, if a name cannot be resolved."""
     addresses = []
     for member in plan.members:
         try:
@@ -231,7 +232,7 @@ def members_of(plan: NodePlan) -> Members:
 
 
 def nodes(dashboard: str) -> list[Any]:
-    """List Ray's nodes, alive and dead. Raises RayStateApiException or requests' errors when it does not answer."""
+    """Return Ray's nodes, alive and dead; raise RayStateApiException or requests' errors if it does not answer."""
     from ray.util.state import list_nodes
 
     return list_nodes(address=dashboard, timeout=ANSWER_SECONDS, raise_on_missing_output=False)

@@ -1,9 +1,9 @@
-"""The protocol between a node and the control host: one line of JSON a message.
+"""The protocol between a node and the control host: one line of JSON per message.
 
-A node is told its task in the first line of its stdin: `run` (a NodePlan and Ray's token), `facts`, `doctor` (its
-Request), or `end_run` (a run's id). Later lines of a running node: `beat` (answered at once, which also compares the
-clocks), `go` (start Ray) and `end`. The end of stdin means `end`, and so does silence for a minute: so nothing outlives
-the control host.
+The first line of a node's stdin is its task: `run` (a NodePlan and Ray's token), `facts`, `doctor` (its Request), or
+`end_run` (a run's id). A running node also accepts `beat` (answered immediately, which also compares clocks), `go`
+(start Ray) and `end`. The end of stdin, or silence for a minute, also means `end`, so nothing outlives the control
+host.
 
 | event | means | fields |
 |---|---|---|
@@ -30,12 +30,12 @@ from typing import Any, TextIO
 Emit = Callable[..., None]
 Event = dict[str, Any]
 ASKED = "the control host says so"
-SILENT_SECONDS = 60  # a control host beats every two seconds; it or the network is gone
+SILENT_SECONDS = 60  # a control host beats every two seconds, so it or the network is gone
 
 
 def emitter(stream: TextIO, lost: Callable[[], None]) -> Emit:
-    """Make emit("note", line="..") that writes one line; thread-safe. `lost` is called when nobody reads the channel
-    any more."""
+    """Return emit("note", line=".."), which writes one line and is thread-safe. `lost` is called when nobody reads the
+    channel any more."""
     lock = threading.Lock()
 
     def emit(event: str, **fields: Any) -> None:
@@ -44,14 +44,14 @@ def emitter(stream: TextIO, lost: Callable[[], None]) -> Emit:
             with lock:
                 stream.write(line + "\n")
                 stream.flush()
-        except (BrokenPipeError, ValueError):  # the reader has gone, or the stream was closed since
+        except (BrokenPipeError, ValueError):  # the reader has ended, or the stream was closed
             lost()
 
     return emit
 
 
 def parse(line: str) -> Event | None:
-    """Parse the event in a line; None when something else has written to the channel, as a login script may."""
+    """Parse the event in a line; None if other programs, such as a login script, have written to the channel."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -60,7 +60,8 @@ def parse(line: str) -> Event | None:
 
 
 class Orders:
-    """Orders of the control host, as events: `go` (start Ray, open to `addresses`), `ended` (end all here, `why`)."""
+    """The control host's orders as events: `go` (start Ray, open to `addresses`) and `ended` (end everything,
+    `why`)."""
 
     def __init__(self) -> None:
         self.go, self.ended = threading.Event(), threading.Event()
@@ -68,19 +69,19 @@ class Orders:
         self.heard = time.monotonic()
 
     def end(self, why: str) -> None:
-        """Order the node to end; the first reason is kept."""
+        """Order the node to end; only the first reason is kept."""
         if not self.ended.is_set():
             self.why = why
             self.ended.set()
-        self.go.set()  # nobody waits for it any more
+        self.go.set()  # wakes up its waiters
 
     @property
     def unasked(self) -> bool:
-        """True if this host's part has to end and the control host does not know why."""
+        """True if this host's part must end and the control host does not know why."""
         return self.ended.is_set() and self.why != ASKED
 
     def follow(self, stream: TextIO, emit: Emit) -> None:
-        """Start threads that obey the control host, and handle signals as an order to end."""
+        """Start threads that follow the control host's orders, and treat signals as an order to end."""
         signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         for number in signals:
             signal.signal(number, lambda number, _: self.end(f"got {signal.Signals(number).name}"))

@@ -1,7 +1,8 @@
-"""Ray on this host: `ray start --block` as a child of ours, with its ports, folder and environment chosen for the run.
+"""Ray on this host: `ray start --block` as a child process, with ports, folder and environment set for the run.
 
-It is ended by its id, never by `ray stop`, which would end every Ray of the user on this host, including those of other
-runs and other people. A `Part` holds the state of one attempt on this host: its orders, what it found, and its Ray.
+It is ended by its process id, never by `ray stop`, which would end all of the user's Ray clusters on this host,
+including those of other runs. A `Part` holds the state of one attempt on this host: its orders, the results of its
+checks, and its Ray.
 """
 
 import json
@@ -37,16 +38,16 @@ from launch.system.processes import MARK, end_run, mapped_segments, of_run, remo
 END_SECONDS = 10
 LAST_WORDS_SECONDS = 2
 POLL_SECONDS = 0.2
-GAVE_UP = (  # what Ray says when a node, or the head that it asks, needs longer than the times that are fixed in Ray
+GAVE_UP = (  # messages of Ray if a node, or the head, exceeds time limits that are fixed in Ray
     "timed out during startup",
     "No node info found for head node",
 )
-CPU_ACTORS = 16  # verl's actors ask for a core each and mostly sleep; a small machine has fewer
+CPU_ACTORS = 16  # verl's actors request one core each and are mostly idle; small machines have fewer cores
 CPU_OBJECT_STORE = 500_000_000
 
 
 def start_command(plan: NodePlan, wire: Wire, count: int) -> list[str]:
-    """Return the `ray start` command of a host with `count` devices; a worker's command names the inventory's head."""
+    """Return the `ray start` command of a host with `count` devices; a worker's command has the inventory's head."""
     command = ["ray", "start", f"--node-ip-address={wire.address}"]
     if plan.role == "head":
         command += ["--head", f"--port={plan.ports['ray']}", "--include-dashboard=true"]
@@ -64,7 +65,7 @@ def start_command(plan: NodePlan, wire: Wire, count: int) -> list[str]:
 
 
 def resources(stack: str, count: int) -> list[str]:
-    """Return the resources that Ray counts on a host: verl requests NPU or GPU by name, on stack cpu also GPU."""
+    """Return a host's Ray resources: verl requests NPU or GPU by name, on stack cpu also GPU."""
     kind = pins(stack).devices
     if kind == "npu":
         return [f"--resources={json.dumps({'NPU': count})}"]
@@ -80,10 +81,10 @@ def joined(address: str, port: int | str) -> str:
 
 
 def wait_for_head(plan: NodePlan, ended: threading.Event, deadline: float) -> str | None:
-    """Wait until Ray's port on the head can be reached; returns the head's address, or None when the run is to end.
+    """Wait until Ray's port on the head is reachable; return the head's address, or None if the run is to end.
 
     Raises:
-        LaunchError: it could not be reached before the deadline (in time.monotonic()).
+        LaunchError: the port was not reachable before the deadline (in time.monotonic()).
     """
     addresses, reason = network.resolve(plan.head), "not tried"
     while time.monotonic() < deadline and not ended.is_set():
@@ -106,9 +107,8 @@ class RayNode:
     """Handle of Ray's processes on this host.
 
     Args:
-        deadline: deadline of joining, in time.monotonic(): until then a start that timed out in Ray is tried again.
-            Ray's own limit cannot be set, and is too short on busy hosts, such as when all hosts of a pod read a
-            network disk at once.
+        deadline: deadline for joining, in time.monotonic(); until then a start that timed out in Ray is retried. Ray's
+            own timeout is fixed, and too short on busy hosts, such as when all hosts read a network disk at once.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class RayNode:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # a Ctrl-C is for the control process, which ends all in order
+            start_new_session=True,  # Ctrl-C reaches only the control process, which ends everything in order
         )
         self._reader = threading.Thread(target=self._read, args=(self.process, self.last_words), daemon=True)
         self._reader.start()
@@ -140,7 +140,7 @@ class RayNode:
                 self.emit("log", source="ray", line=line.rstrip())
 
     def check(self) -> None:
-        """Raise if Ray has ended by itself, unless it may start again."""
+        """Raise an error if Ray has ended by itself, unless it may be restarted."""
         code = self.process.poll()
         if code is None:
             return
@@ -153,7 +153,7 @@ class RayNode:
         self._start()
 
     def wait_for_port(self, address: str, port: int, ended: threading.Event, deadline: float) -> None:
-        """Wait until a daemon of this host's Ray listens; returns early when the run is to end."""
+        """Wait until a daemon of this host's Ray listens; return early if the run is to end."""
         while not ended.is_set():
             self.check()
             try:
@@ -165,7 +165,7 @@ class RayNode:
             ended.wait(POLL_SECONDS)
 
     def end(self) -> int:
-        """End Ray, then all other processes on this host with the run's id; returns how many there were."""
+        """End Ray, then all other processes on this host with the run's id; return their number."""
         mine = of_run(self.plan.run)
         segments = {segment for process in mine for segment in mapped_segments(process.pid)}
         if self.process.poll() is None:
@@ -181,19 +181,19 @@ class RayNode:
 
 
 def make_folder(plan: NodePlan) -> None:
-    """Create the run's folder, empty."""
+    """Create the run's folder, which is empty."""
     private.make_folder(Path(plan.temp_dir).parent)
-    remove_folder(plan)  # of an earlier attempt of this run
+    remove_folder(plan)  # from an earlier attempt of this run
     private.make_folder(Path(plan.temp_dir))
 
 
 def remove_folder(plan: NodePlan) -> None:
-    """Remove the run's folder of Ray, after its logs have been sent."""
+    """Remove the run's Ray folder, after its logs have been sent."""
     shutil.rmtree(plan.temp_dir, ignore_errors=True)
 
 
 def adopt_token(environment: dict[str, str]) -> None:
-    """Make this process a client of the run's Ray from now on, and of no other."""
+    """Make this process a client of the run's Ray from now on, and of no other cluster."""
     for name in OTHER_CLUSTERS:
         os.environ.pop(name, None)
         if name in environment:
@@ -220,12 +220,11 @@ class Part:
     """This host's part of one attempt.
 
     Attributes:
-        environment: of Ray, and so of everything that runs here.
-        meeting: the file through which the hosts find each other without a control host (--on-this-node); None
-            otherwise.
-        deadline: of joining, in time.monotonic().
-        kernel_kills: how many processes the kernel had killed on this host for lack of memory when the part began.
-        ray: Ray on this host, once it was started.
+        environment: environment of Ray and therefore of all processes here.
+        meeting: the file through which hosts find each other without a control host (--on-this-node); None otherwise.
+        deadline: deadline for joining, in time.monotonic().
+        kernel_kills: number of processes that this host's kernel had OOM-killed when the part began.
+        ray: Ray on this host, after it was started.
     """
 
     plan: NodePlan
@@ -240,7 +239,7 @@ class Part:
     ray: RayNode | None = None
 
     def start_ray(self, plan: NodePlan, port: int) -> None:
-        """Start Ray as `plan` says, and wait until it listens on one of its ports."""
+        """Start Ray as specified by `plan`, and wait until it listens on one of its ports."""
         address = self.checked.wire.address
         command = start_command(plan, self.checked.wire, len(self.checked.devices))
         self.ray = RayNode(plan, command, self.environment, self.emit, self.deadline)
@@ -250,7 +249,7 @@ class Part:
 
 
 def variables(plan: NodePlan, checked: Checked, token: str, own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Build the environment of Ray on this host and of everything that it starts, and notes about it."""
+    """Return the environment of Ray on this host and of everything that it starts, with notes about it."""
     values = {
         **plan.values,
         "address": checked.wire.address,
@@ -268,7 +267,7 @@ def variables(plan: NodePlan, checked: Checked, token: str, own: Mapping[str, st
         **authentication(token),
         **loopback(checked),
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # Ray would wait 30 s for tasks that are to end with it
-        "SPT_NOENV": "1",  # setproctitle then leaves /proc/PID/environ as it is, where the mark is read
+        "SPT_NOENV": "1",  # keeps setproctitle from overwriting /proc/PID/environ, where the mark is read
         MARK: plan.run,
     }
     return whole, overruled(settings, own)
@@ -281,12 +280,13 @@ def authentication(token: str) -> dict[str, str]:
 
 
 def loopback(checked: Checked) -> dict[str, str]:
-    """Return variables that keep a run on one host, and TransferQueue, on loopback; Ray would use a NIC's address."""
+    """Return variables that keep a run on one host, and TransferQueue, on loopback, since Ray would use a NIC's
+    address."""
     return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if ip_address(checked.wire.address).is_loopback else {}
 
 
 def this_python(own: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that make `python` in a job this interpreter, with these sources on its path."""
+    """Return variables that make `python` in a job this interpreter, with these sources on its path."""
     return {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), own.get("PATH", os.defpath)]),
         "PYTHONPATH": with_root(own),

@@ -1,7 +1,7 @@
 """Checks of data files before a run: columns, their types, nulls, and enough rows.
 
-verl reads them minutes after the start. With data.filter_overlong_prompts it leaves out a prompt that it cannot read as
-if it were too long: the run goes on with fewer, or ends with an empty data loader.
+verl reads them minutes after the start. With data.filter_overlong_prompts it drops prompts that it cannot read as if
+they were too long, so the run continues with fewer, or ends with an empty data loader.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,12 +18,12 @@ ANSWER = "ground_truth"
 def lacking(
     files: Iterable[str], columns: Sequence[str], prompt: str = PROMPT, least: Mapping[str, int] | None = None
 ) -> list[str]:
-    """List what is wrong with the rows of these parquet files, a line each; others, and missing ones, are skipped.
+    """Return the problems with the rows of these parquet files, one line each; missing and other files are skipped.
 
     Args:
-        columns: that each file must have.
-        prompt: which of them holds the messages.
-        least: rows that a file must have, where that is more than one.
+        columns: columns that each file must have.
+        prompt: the column with the messages.
+        least: minimum number of rows of a file, if that is more than one.
     """
     needed = least or {}
     parquet = [file for file in files if file.endswith(".parquet")]
@@ -57,7 +57,7 @@ def _lacking(file: str, columns: Sequence[str], prompt: str, least: int) -> list
 
 
 def _type(name: str, found: "pyarrow.DataType", prompt: str) -> Iterator[str]:
-    """Yield what is wrong with a column's type."""
+    """Yield the problems with a column's type."""
     from pyarrow import types
 
     if types.is_null(found):
@@ -93,7 +93,7 @@ def _is_text(found: "pyarrow.DataType") -> bool:
 
 
 def _nulls(batches: "Iterable[pyarrow.RecordBatch]", columns: Sequence[str], prompt: str) -> Iterator[str]:
-    """Yield a line for each column with empty rows: the first of them, counted from 0, and how many there are."""
+    """Yield a line for each column with empty rows: the first such row, counted from 0, and their number."""
     first, count, before = dict[str, int](), dict.fromkeys(columns, 0), 0
     for batch in batches:
         for name in columns:
@@ -107,7 +107,7 @@ def _nulls(batches: "Iterable[pyarrow.RecordBatch]", columns: Sequence[str], pro
 
 
 def _empty(column: "pyarrow.Array", name: str, prompt: str) -> list[int]:
-    """List the rows that hold null, no answer, no message, or one without a role; content may be calls of tools."""
+    """Return the rows with null, no answer, no message, or a message without role; tool calls need no content."""
     from pyarrow import compute
 
     rows = set(compute.indices_nonzero(column.is_null()).to_pylist())

@@ -1,8 +1,8 @@
-"""`python -m launch node`: a host's part of a run, from the checks to the end of everything that it started.
+"""`python -m launch node`: a host's part of a run, from the checks to the end of all processes that it started.
 
-The task is one line of JSON on stdin, events go to stdout: see protocol.py. Other tasks are the facts of this host, for
---dry-run, what the doctor asks, and the end of a run, for `stop`. Ray's own logs of the host are sent to the control
-host at the end of the run: the end of each file, the newest first.
+The task is one line of JSON on stdin, and events are written to stdout: see protocol.py. Other tasks are this host's
+facts (for --dry-run), the doctor's examination, and the end of a run (for `stop`). At the end of the run, Ray's logs
+are sent to the control host: the end of each file, the newest first.
 """
 
 import json
@@ -29,12 +29,12 @@ from launch.plan import NodePlan
 from launch.system.processes import OPEN_FILES, end_all, end_run, of_run
 
 NODE_SECONDS = 30
-LARGEST = 256 << 10  # bytes of a log, from its end
-ALL = 16 << 20  # bytes of all logs together
+LARGEST = 256 << 10  # bytes sent from the end of a log
+ALL = 16 << 20  # bytes sent of all logs together
 
 
 def main() -> int:
-    """Do the task; returns the exit code."""
+    """Carry out the task; return the exit code."""
     orders = Orders()
     emit = emitter(own_stdout(), lost=lambda: orders.end("the control host has gone"))
     task = first_line(sys.stdin)
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def own_stdout() -> TextIO:
-    """Return the channel to the control host; what libraries print goes to stderr from here on."""
+    """Return the channel to the control host; from now on, output of libraries goes to stderr."""
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     sys.stdout.flush()
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -62,7 +62,7 @@ def own_stdout() -> TextIO:
 
 
 def first_line(stream: TextIO) -> dict | None:
-    """Read the task, with a NodePlan for `run` and `facts`; None when there is none, or it is none of train's."""
+    """Read the task, with a NodePlan for `run` and `facts`; None if there is no valid task."""
     try:
         task = json.loads(stream.readline())
         for kind in {"run", "facts"} & task.keys():
@@ -73,22 +73,22 @@ def first_line(stream: TextIO) -> dict | None:
 
 
 def tell_facts(plan: NodePlan, emit: Emit) -> int:
-    """Emit facts for --dry-run: as `chosen` the wire and the devices of the run, as `problems` what stops it."""
+    """Emit facts for --dry-run: NIC and devices of the run in `chosen`, and `problems` that stop it."""
     checked, problems = find(plan)
     emit("checked", facts={"chosen": asdict(checked), "problems": problems})
     return DONE
 
 
 def end(run: str, emit: Emit) -> int:
-    """End what a run has started on this host, by the run's id, and nothing else; for `stop`."""
+    """End all processes that a run has started on this host, by the run's id, for `stop`."""
     nodes = [process for process in of_run(run) if is_node(process)]
-    end_all(nodes, NODE_SECONDS)  # a node process ends its own in order
+    end_all(nodes, NODE_SECONDS)  # a node process ends its own processes in order
     emit("ended", code=0, count=len(nodes) + end_run(run))
     return DONE
 
 
 def is_node(process: psutil.Process) -> bool:
-    """Return whether this is a `python -m launch node`."""
+    """Return whether a process is `python -m launch node`."""
     try:
         return process.cmdline()[1:4] == ["-m", "launch", "node"]
     except psutil.Error:
@@ -96,15 +96,15 @@ def is_node(process: psutil.Process) -> bool:
 
 
 def run_node(plan: NodePlan, token: str, emit: Emit, orders: Orders, meeting: str | None = None) -> int:
-    """Check the host, run Ray on it until the job or the run has ended, and end what was started.
+    """Check the host, run Ray on it until the job or the run has ended, and end all started processes.
 
     Args:
-        token: Ray's, the same on every host.
-        meeting: the file by which hosts meet that no control host reaches (--on-this-node); a worker then also
-            asks the head how the job ends.
+        token: Ray's token, the same on every host.
+        meeting: the file through which hosts find each other without a control host (--on-this-node); a worker then
+            also polls the head for the job's end.
 
     Returns:
-        DONE, FAILED, or NOT_FORMED: the host cannot take part.
+        DONE, FAILED, or NOT_FORMED if the host cannot take part.
     """
     deadline = time.monotonic() + plan.join_seconds
     try:
@@ -134,7 +134,7 @@ def run_node(plan: NodePlan, token: str, emit: Emit, orders: Orders, meeting: st
 
 
 def judged(code: int, orders: Orders, emit: Emit) -> int:
-    """Return the exit code; an end that the control host has not asked for is a failure, and it is told the reason."""
+    """Return the exit code; an end that the control host has not ordered is a failure, and its reason is sent."""
     if not orders.unasked:
         return code
     emit("failed", why=f"its part was ended: {orders.why}")
@@ -142,7 +142,7 @@ def judged(code: int, orders: Orders, emit: Emit) -> int:
 
 
 def examine(plan: NodePlan, emit: Emit) -> tuple[dict[str, Any], Checked]:
-    """Return the facts and the checks, after ending what an earlier attempt of this run has left here."""
+    """Return the facts and the checks, after ending processes of an earlier attempt of this run."""
     left = end_run(plan.run)
     if left:
         emit("note", line=f"{left} processes of an earlier attempt of this run were still here: ended")
@@ -150,7 +150,7 @@ def examine(plan: NodePlan, emit: Emit) -> tuple[dict[str, Any], Checked]:
 
 
 def prepare(part: Part, token: str) -> dict[str, str]:
-    """Prepare the environment of Ray and make this process a client of it; returns the environment."""
+    """Prepare the environment of Ray and make this process a client of it; return the environment."""
     plan = part.plan
     ray_node.make_folder(plan)
     environment, notes = variables(plan, part.checked, token, dict(os.environ))
@@ -165,15 +165,15 @@ def prepare(part: Part, token: str) -> dict[str, str]:
 
 
 def guarded(part: Part, environment: dict[str, str]) -> dict[str, str]:
-    """Add the port guard, which lets the run's hosts in, to an environment."""
+    """Add the port guard, which admits the run's hosts, to an environment."""
     hosts = part.orders.addresses
-    if part.meeting is not None:  # nobody has told the addresses of the others
+    if part.meeting is not None:  # without a control host, the other addresses are unknown
         hosts = [ip for member in part.plan.members for ip in network.resolve(member)]
     return port_guard.preloaded(port_guard.build(Path(part.plan.temp_dir), hosts), environment)
 
 
 def open_files() -> list[str]:
-    """Raise this process's limit of open files, which Ray inherits; what is to be said where that is not possible."""
+    """Raise this process's limit of open files, which Ray inherits; return a note if that is not possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = hard == resource.RLIM_INFINITY
     wanted = OPEN_FILES if unlimited else min(OPEN_FILES, hard)
@@ -194,7 +194,7 @@ def close(part: Part, code: int) -> None:
 
 
 def session_logs(temp_dir: Path) -> Iterator[tuple[str, str]]:
-    """Yield names, below Ray's log folder, and texts: the end of each file, the newest first."""
+    """Yield names (relative to Ray's log folder) and texts: the end of each file, the newest first."""
     folder = temp_dir / "session_latest" / "logs"
     files = [file for file in folder.rglob("*") if file.is_file() and file.stat().st_size] if folder.exists() else []
     left = ALL

@@ -1,9 +1,8 @@
-"""The part of a worker host: its Ray joins the head's, until the run ends.
+"""The part of a worker host: its Ray joins the head's, and stays until the run ends.
 
-Hosts that no control host reaches (--on-this-node) meet by a file in --out, which only its owner can read: the head
-leaves Ray's token and its versions there. A worker reads it when the head's Ray is up, so it is this run's and no
-earlier one's. Their clocks are compared by the date of an answer: every HTTP answer of Ray's dashboard names the second
-in which it was made (Date, RFC 9110).
+Without a control host (--on-this-node), hosts share a file in --out, which only its owner can read: the head writes
+Ray's token and its versions to it. A worker reads it after the head's Ray is up, so it belongs to this run. Clocks are
+compared by the Date header (RFC 9110) of HTTP responses of Ray's dashboard, which has a resolution of one second.
 """
 
 import json
@@ -23,11 +22,11 @@ from launch.nodes.ray_node import Part, authentication, joined, wait_for_head
 POLL_SECONDS = 2
 HEAD_SILENT_SECONDS = 20
 ANSWER_SECONDS, PAUSE_SECONDS = 3, 0.5
-SECOND = 1.0  # a date names a whole one: its middle is taken, and half of it is uncertain
+SECOND = 1.0  # resolution of the header: its middle is used, half of it is the uncertainty
 
 
 def run(part: Part) -> int:
-    """Join the head's Ray and stay until the end is ordered or the head's job has ended; returns the exit code."""
+    """Join the head's Ray and stay until an order to end or the end of the head's job; return the exit code."""
     plan, ended = part.plan, part.orders.ended
     head = wait_for_head(plan, ended, part.deadline)
     if head is None:
@@ -41,10 +40,10 @@ def run(part: Part) -> int:
 
 
 def follow(part: Part, head: str) -> int:
-    """Wait until the control host orders the end or, with none, the head's job has ended; returns the exit code.
+    """Wait until the control host orders the end or, without one, the head's job has ended; return the exit code.
 
     Raises:
-        LaunchError: this host's Ray has ended, or the head has not answered for a while.
+        LaunchError: this host's Ray has ended, or the head does not answer.
     """
     dashboard = f"http://{joined(head, part.plan.ports['dashboard'])}"
     answered = time.monotonic()
@@ -67,7 +66,7 @@ def follow(part: Part, head: str) -> int:
 
 
 def share(file: Path, token: str, versions: dict[str, str]) -> None:
-    """Leave Ray's token and the head's versions in the meeting file; an earlier run's file is replaced."""
+    """Write Ray's token and the head's versions to the meeting file, replacing an earlier run's."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as opened:
@@ -75,10 +74,11 @@ def share(file: Path, token: str, versions: dict[str, str]) -> None:
 
 
 def take(file: Path, versions: dict[str, str]) -> str:
-    """Return the token that the head has left in the meeting file, after comparing versions; called by a worker.
+    """Return the token from the head's meeting file, after comparing versions; called by a worker.
 
     Raises:
-        LaunchError: the file is not there (the folder is not shared), is another user's, or the versions differ.
+        LaunchError: the file does not exist (the folder is not shared), belongs to another user, or the versions
+            differ.
     """
     try:
         shared = json.loads(file.read_text())
@@ -94,10 +94,10 @@ def take(file: Path, versions: dict[str, str]) -> str:
 
 
 def compare(host: str, port: int, ended: threading.Event, deadline: float) -> None:
-    """Compare the clocks as soon as the dashboard answers; it is up soon after the head's Ray.
+    """Compare the clocks as soon as the dashboard responds, which is soon after the head's Ray is up.
 
     Raises:
-        LaunchError: they are too far apart, or nothing answered before the deadline (of time.monotonic()).
+        LaunchError: the clocks differ too much, or there was no response before the deadline (in time.monotonic()).
     """
     reason = "not asked"
     while time.monotonic() < deadline and not ended.is_set():
@@ -116,15 +116,15 @@ def compare(host: str, port: int, ended: threading.Event, deadline: float) -> No
 
 
 def measured(asked: float, answered: float, date: str) -> Clock:
-    """Measure this host's clock against the head's, whose answer was made at `date`."""
+    """Compare this host's clock with the head's, whose response has this `date`."""
     way = (answered - asked) / 2
     return Clock(asked + way - (parsedate_to_datetime(date).timestamp() + SECOND / 2), way + SECOND / 2)
 
 
 def date_of(host: str, port: int) -> str:
-    """Return the Date header of an answer, whatever it says otherwise. Raises RequestException when there is none."""
+    """Return the Date header of a response of any status; raise RequestException without one."""
     import requests
 
     with requests.Session() as session:
-        session.trust_env = False  # no proxy is between two hosts of a run
+        session.trust_env = False  # hosts of a run connect without a proxy
         return session.head(f"http://{joined(host, port)}", timeout=ANSWER_SECONDS).headers["Date"]

@@ -1,1 +1,1 @@
-"""Documentation: generated pages and tables, and the copy of docs/ that mkdocs builds the site from."""
+"""Documentation: generated pages and tables, and the copy of docs/ from which mkdocs builds the site."""

@@ -1,6 +1,6 @@
 """The table of docs/recipes.md and docs/recipes.zh.md: one row for recipes that differ only in their rollout.
 
-`python -m launch.pages` makes it of the recipes. docs/low_precision.md has those that roll out in FP8 or INT4.
+`python -m launch.pages` generates it from the recipes. docs/low_precision.md has those with FP8 or INT4 rollouts.
 """
 
 import re
@@ -16,10 +16,10 @@ VARIANT = re.compile(r"(?<=-)(?:bf16|int8)(?:-(?:ep|exact|kv8|r3))?(?=-|$)")
 
 
 def table(language: str) -> str:
-    """Make the table, in Markdown.
+    """Return the table, in Markdown.
 
     Args:
-        language: en, zh.
+        language: en or zh.
     """
     found = [load(name) for name in names()]
     shown = sorted((one for one in found if one.rollout.scheme in ("bf16", "int8")), key=_pattern)

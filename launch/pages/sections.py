@@ -8,15 +8,15 @@ END = "<!-- until here -->\n"
 
 
 def mark(command: str) -> str:
-    """Return the line before what a command writes."""
+    """Return the line before a generated section."""
     return f"<!-- by {command} -->\n"
 
 
 def replaced(page: Path, command: str, section: str) -> str:
-    """Return the text of a page with the command's section made anew.
+    """Return the text of a page with a command's section replaced.
 
     Raises:
-        LaunchError: the page is not here, or has lost a mark.
+        LaunchError: the page does not exist, or lacks a mark.
     """
     try:
         text = page.read_text()

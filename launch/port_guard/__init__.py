@@ -1,8 +1,8 @@
 """The port guard of a run: only its own hosts can connect to its ports, and on each host only its own user and root.
 
-Off unless the inventory says `socket_filter: true`. It is port_guard.c with the run's addresses, compiled on the host
-where the run is, and tried. It needs neither root nor a firewall, leaves nothing on the host when a run dies, and
-touches no socket of others. It needs the C compiler that torch.compile and Triton need too.
+It is off unless the inventory has `socket_filter: true`. port_guard.c is compiled with the run's addresses on each
+host, and tested. It needs neither root nor a firewall, leaves nothing on the host when a run dies, and does not affect
+sockets of other processes. It needs a C compiler, as torch.compile and Triton do.
 """
 
 import ctypes
@@ -24,8 +24,8 @@ from launch.environment import network
 SOURCE = Path(__file__).with_name("port_guard.c")
 COMPILERS = ("cc", "gcc", "clang")
 LIBRARY = "aq-port-guard.so"
-CALLS, CALL_BYTES = "aq-port-guard.calls", 34  # struct call of port_guard.c, which compares
-SO_ATTACH_FILTER = 26  # of Linux; Python has no name for it
+CALLS, CALL_BYTES = "aq-port-guard.calls", 34  # struct call of port_guard.c, which checks the size
+SO_ATTACH_FILTER = 26  # Linux's value; Python has no name for it
 SECONDS = 60
 TRY = f"""
 import socket
@@ -38,13 +38,13 @@ assert "{LIBRARY}" in open("/proc/self/maps").read(), "LD_PRELOAD does not count
 
 
 def build(folder: Path, hosts: Iterable[str]) -> Path:
-    """Build the port guard's library, in a folder that is the caller's alone.
+    """Build the port guard's library, in a private folder.
 
     Args:
-        hosts: the IP addresses of the run's hosts; this host's own come in too.
+        hosts: IP addresses of the run's hosts; this host's own are added.
 
     Raises:
-        LaunchError: there is no compiler, or what it made does not work here.
+        LaunchError: there is no compiler, or the library does not work here.
     """
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
@@ -53,7 +53,7 @@ def build(folder: Path, hosts: Iterable[str]) -> Path:
     own = ["::1", *(ip for ips in network.nics().values() for ip in ips)]
     made, calls = folder / LIBRARY, folder / CALLS
     with calls.open("wb") as file:
-        file.truncate((1 << 16) * CALL_BYTES)  # holes: a page is there once a call is written into it
+        file.truncate((1 << 16) * CALL_BYTES)  # sparse: a page is allocated once a call is written to it
     constants = {"OWN": table(own), "HOSTS": table([*own, *hosts]), "CALL_BYTES": CALL_BYTES}
     constants["CALLS"] = json.dumps(str(calls.resolve()), ensure_ascii=False)
     command = [compiler, "-shared", "-fPIC", "-O2", *(f"-D{name}={value}" for name, value in constants.items())]
@@ -63,7 +63,7 @@ def build(folder: Path, hosts: Iterable[str]) -> Path:
 
 
 def problems() -> list[str]:
-    """List why no run can close its ports on this host, in a line; none where it can."""
+    """Return why runs cannot use the port guard on this host, in one line; nothing if they can."""
     with tempfile.TemporaryDirectory(prefix="aq-port-guard-") as folder:
         try:
             build(Path(folder), [])
@@ -73,7 +73,7 @@ def problems() -> list[str]:
 
 
 def shown() -> str | None:
-    """Return why strangers find this host's ports open, though they are turned away; None where ports are silent."""
+    """Return why others see this host's ports as open, although they are rejected; None if ports are silent."""
     take_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0xFFFFFFFF))
     filter_ = struct.pack("HP", 1, ctypes.addressof(take_all))  # struct sock_fprog
     with socket.socket() as tried:
@@ -86,19 +86,19 @@ def shown() -> str | None:
 
 
 def preloaded(library: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Put the library first in LD_PRELOAD; Ray takes LD_PRELOAD from its workers unless it is told."""
+    """Put the library first in LD_PRELOAD, and tell Ray to keep LD_PRELOAD for its workers."""
     libraries = [str(library), environment.get("LD_PRELOAD")]
     return {**environment, "LD_PRELOAD": ":".join(filter(None, libraries)), "RAY_LD_PRELOAD_ON_WORKERS": "1"}
 
 
 def in_16_bytes(address: str) -> bytes:
-    """Return an IP address as IPv6 has it, IPv4 as ::ffff:a.b.c.d."""
+    """Return an IP address as 16 bytes of IPv6, with IPv4 as ::ffff:a.b.c.d."""
     ip = ip_address(address)
     return ip.packed if ip.version == 6 else b"\0" * 10 + b"\xff\xff" + ip.packed
 
 
 def table(addresses: Iterable[str]) -> str:
-    """Return addresses as C initializes an array of 16 bytes each."""
+    """Return addresses as a C initializer of an array of 16-byte arrays."""
     return ",".join(f"{{{','.join(map(str, in_16_bytes(address)))}}}" for address in addresses)
 
 

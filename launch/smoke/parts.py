@@ -1,6 +1,6 @@
-"""Parts of the smoke test, run in sequence in processes with a time limit; a failed part does not stop the others.
+"""The parts of the smoke test, run in sequence in processes with time limits; a failed part does not stop the others.
 
-On one NPU all limits together are within an hour.
+On one NPU, all limits add up to less than an hour.
 """
 
 import datetime
@@ -24,11 +24,11 @@ from launch.smoke.setting import LAUNCH, Setting
 from launch.smoke.training import NAN, TRAIN, train
 from launch.system.software import CHIP_VARIABLE
 
-START_S = 75  # until the first probe begins: it imports torch and vLLM, and starts the driver
+START_S = 75  # until the first probe begins, which imports torch and vLLM and starts the driver
 DOCTOR_S = 60
 DOCTOR = "doctor"
-ALONE = {"none": (DOCTOR, TRAIN), "gpu": (DOCTOR, TRAIN, NAN), "npu": (DOCTOR, TRAIN, NAN)}  # no probes
-HUNG = re.compile(r"^Timeout \(\d", re.MULTILINE)  # of faulthandler, which ends a probe's process at its limit
+ALONE = {"none": (DOCTOR, TRAIN), "gpu": (DOCTOR, TRAIN, NAN), "npu": (DOCTOR, TRAIN, NAN)}  # parts without probes
+HUNG = re.compile(r"^Timeout \(\d", re.MULTILINE)  # faulthandler's, at a probe's time limit
 FINDS = "the doctor finds nothing that would stop a run"
 
 
@@ -39,15 +39,15 @@ def smoke(
     before: Mapping[str, Any] | None = None,
     keep: Callable[[dict[str, Any]], None] = lambda content: None,
 ) -> dict[str, Any]:
-    """Carry out what is wanted, show what comes of it, return what the JSON file holds: `left` has no result yet.
+    """Run the requested parts, print their results, and return the content of the JSON file (`left`: not run yet).
 
     Args:
-        wanted: parts, probes and groups, which are tried anew; none for all that has no result, or did not apply.
-        before: the content of an earlier start's file, which has no `differences`.
-        keep: given the content after each part.
+        wanted: parts, probes and groups to run again; empty for all without a result, or that did not apply.
+        before: content of an earlier run's file, without `differences`.
+        keep: called with the content after each part.
 
     Raises:
-        UnknownProbe: a name that there is not, and those that there are.
+        UnknownProbe: there is no such name; the message lists the valid ones.
     """
     probes, chosen = chosen_of(setting, wanted)
     earlier = [Result(**one) for one in before["probes"]] if before else []
@@ -72,7 +72,7 @@ def smoke(
 
 
 def chosen_of(setting: Setting, wanted: Sequence[str]) -> tuple[list[Probe], set[str]]:
-    """Choose the probes that are wanted, and the names of all parts that are."""
+    """Return the requested probes, and the names of all requested parts."""
     alone = ALONE[setting.devices]
     asked = [name for name in wanted if not any(is_in(one, name) for one in alone)]
     probes = probes_for(setting.device, asked) if asked or not wanted else []
@@ -85,7 +85,7 @@ def now() -> str:
 
 
 def about_of(setting: Setting) -> dict[str, Any]:
-    """Return what two starts must have in common for one to go on with the other's file."""
+    """Return what two runs must have in common for one to continue the other's file."""
     return {
         "version": __version__,
         "stack": setting.stack,
@@ -96,13 +96,13 @@ def about_of(setting: Setting) -> dict[str, Any]:
 
 
 def differences(content: Mapping[str, Any], setting: Setting) -> list[str]:
-    """List in what an earlier start's file is of another kind of machine or test; it is begun anew then."""
+    """Return how an earlier run's file differs in machine or test; then all parts are run again."""
     wanted = about_of(setting) | {"schema": SCHEMA}
     return [f"{name} {content.get(name)}" for name, value in wanted.items() if content.get(name) != value]
 
 
 def _results(setting: Setting, chosen: Collection[str], probes: Sequence[Probe]) -> Iterator[Result]:
-    """Yield the results of all parts; training comes before engines, as it is likeliest to break on a device."""
+    """Yield the results of all parts; training precedes engines, since it is more likely to fail on a device."""
     if DOCTOR in chosen and setting.left > 0:
         yield from in_time(setting, [_doctor(setting)])
     yield from carried_out(setting, [one for one in probes if not one.slow])
@@ -112,17 +112,17 @@ def _results(setting: Setting, chosen: Collection[str], probes: Sequence[Probe])
 
 
 def in_time(setting: Setting, results: Sequence[Result]) -> Iterator[Result]:
-    """Yield the results without what the end of all time broke off, which is left for the next start."""
+    """Yield the results, without one that the total time limit interrupted, which is left for the next run."""
     yield from (one for one in results if setting.left > 0 or not one.broke)
 
 
 def _doctor(setting: Setting) -> Result:
-    """Run the doctor and return its findings as a result; errors fail."""
+    """Run the doctor and return its findings as a result, which fails if there is an error."""
     file = "doctor.json"
     ended = setting.run(["sh", "-c", f'exec "$@" > {file}', "sh", *LAUNCH, "doctor", "--json"], DOCTOR, DOCTOR_S)
     try:
         report = json.loads((setting.folder / file).read_text())
-    except (OSError, ValueError):  # it did not come so far
+    except (OSError, ValueError):  # the doctor did not finish
         return Result(DOCTOR, FINDS, FAILED, ended.seconds, ended.why(), broke=True)
     findings = [one for host in report["hosts"] for one in host["findings"]] + report["together"]
     by_level = {level: [one for one in findings if one["level"] == level] for level in ("error", "warning", "ok")}
@@ -136,8 +136,8 @@ def _doctor(setting: Setting) -> Result:
 def carried_out(setting: Setting, probes: Sequence[Probe]) -> Iterator[Result]:
     """Yield the results of `ascend-quant smoke`, whose probes may end their process, or never return.
 
-    Quick ones share a process for as long as it lives, each slow one has its own. Those that take more devices than
-    there are have none.
+    Quick probes share a process as long as it lives; each slow one has its own. Probes that need more devices than
+    there are get no process.
     """
     left, there = list(probes), devices_of(setting.devices)
     while left and setting.left > 0:
@@ -150,7 +150,7 @@ def carried_out(setting: Setting, probes: Sequence[Probe]) -> Iterator[Result]:
 
 
 def _together(setting: Setting, probes: Sequence[Probe]) -> list[Result]:
-    """Return the results until the process ended; of the first at least, and of all where it hung before any."""
+    """Return the results up to the end of the process: at least the first, and all of them if it hung before any."""
     name = probes[0].name
     out = setting.folder / f"{name}.json"
     command = [str(Path(sys.executable).with_name("ascend-quant")), "smoke", "--device", setting.device]

@@ -1,4 +1,4 @@
-"""Results in the smoke test's JSON files of an NPU, one row per probe, printed and written into docs/ascend.md."""
+"""Results of the smoke test's JSON files for NPUs, one row per probe, printed and written into docs/ascend.md."""
 
 import json
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from launch.smoke.training import NAN, TRAIN
 
 COMMAND = "./run.sh smoke --read FILE --write"
 NOT_RUN = "not run"
-ORDER = (FAILED, OK, NOT_APPLICABLE)  # of several files the first of these counts
+ORDER = (FAILED, OK, NOT_APPLICABLE)  # if files disagree, the first of these is used
 FASTER = {"speed.int8": ("speed.bf16", "speed.w8a8"), "speed.int8_4": ("speed.bf16_4",)}
 RATES, BYTES = "tokens/s by batch", "bytes of weights"
-PAGES = {  # the heads of the table, and what stands before it
+PAGES = {  # the heading of the table, and the text before it
     "docs/ascend.md": (
         "| probe | on a device | seen |",
         "None of these probes has been run on a device yet.",
@@ -28,7 +28,7 @@ PAGES = {  # the heads of the table, and what stands before it
 
 @dataclass(frozen=True)
 class Read:
-    """Contents of one file: on what it was made, and the results by their names."""
+    """The contents of one file: the machine, and the results by name."""
 
     about: str
     results: dict[str, Result]
@@ -38,7 +38,7 @@ def read(file: Path) -> Read:
     """Read a file of the smoke test on an NPU.
 
     Raises:
-        LaunchError: it is another one.
+        LaunchError: the file is not one of those.
     """
     try:
         content = json.loads(file.read_text())
@@ -58,7 +58,7 @@ def read(file: Path) -> Read:
 
 
 def rows(files: Sequence[Read]) -> list[tuple[str, str, str]]:
-    """Return each probe that NPUs have, its status, and what was seen: why it failed, its numbers, its ratios."""
+    """Return each NPU probe with its status and observations: the reason for a failure, numbers, ratios."""
     found: dict[str, Result] = {}
     for one in (result for file in files for result in file.results.values()):
         if one.name not in found or ORDER.index(one.status) < ORDER.index(found[one.name].status):
@@ -82,7 +82,7 @@ def _row(name: str, found: dict[str, Result]) -> tuple[str, str, str]:
 
 
 def table(page: str, files: Sequence[Read]) -> str:
-    """Return the section of a page, as Markdown."""
+    """Return the section of a page, in Markdown."""
     head, nothing, read_from = PAGES[page]
     told = read_from.format("; ".join(one.about for one in files)) if files else nothing
     lines = [f"| `{name}` | {status} | {seen.replace('|', '/')} |" for name, status, seen in rows(files)]
@@ -90,10 +90,10 @@ def table(page: str, files: Sequence[Read]) -> str:
 
 
 def pages(files: Sequence[Read], root: Path | None = None) -> dict[Path, str]:
-    """Return both pages with the section that the files give; without files as no device has run.
+    """Return both pages with the section generated from the files; without files, as if no device has run.
 
     Raises:
-        LaunchError: they are not here, or have lost their marks.
+        LaunchError: the pages do not exist, or lack their marks.
     """
     root = root or ROOT
     return {root / page: sections.replaced(root / page, COMMAND, table(page, files)) for page in PAGES}

@@ -1,4 +1,4 @@
-"""Training as a part of the smoke test: a few steps with int8 rollouts, then one whose weights have a NaN."""
+"""Training as a part of the smoke test: a few steps with int8 rollouts, then one whose weights contain a NaN."""
 
 import json
 import re
@@ -27,11 +27,11 @@ REFUSES = "a NaN that the trainer sends ends the run, with its parameter's name"
 RECIPE = "addition-int8"
 PLANTED = "ascend_quant.smoke.planted"
 NOT_FINITE = re.compile(rf"{re.escape(SPOILT)}: \d+ of .{{0,80}}NaN or Inf")
-LARGEST_K3 = 1e-3  # mismatch KL of a step
+LARGEST_K3 = 1e-3  # maximum mismatch KL of a step
 
 
 def train(setting: Setting) -> list[Result]:
-    """Train the steps, if the memory is there; elsewhere than on CPUs also the NaN after them."""
+    """Train the steps if memory suffices; on accelerators also the step with a NaN."""
     memory = load(RECIPE).memory
     decides = {TRAIN: DECIDES} | ({NAN: REFUSES} if setting.devices != "none" else {})
     devices = devices_of(setting.devices)
@@ -49,7 +49,7 @@ def train(setting: Setting) -> list[Result]:
 
 
 def lack(host_gib: int, device_gib: int, available: int, devices: Devices) -> str:
-    """Return what memory is missing, of the host (bytes that are available) or of the first device; "" for none."""
+    """Return what memory is missing, of the host (available bytes) or of the first device; "" if none."""
     if available < host_gib * GIB:
         return f"training needs {host_gib} GiB of memory, but {available / GIB:.1f} are available"
     if devices.tool and not devices.found:
@@ -81,9 +81,9 @@ def _on_devices(setting: Setting) -> tuple[Ended, Path]:
 
 
 def command_of(setting: Setting, data: str, out: Path) -> list[str]:
-    """Return the command that trains the recipe on one device, with one step more, whose weights have a NaN.
+    """Return the command that trains the recipe on one device, with one more step whose weights contain a NaN.
 
-    Where engines can sleep and capture graphs, they do, as in the recipes for real models.
+    Engines sleep and capture graphs if they can, as in the recipes for real models.
     """
     libraries = [PLANTED] if setting.devices == "npu" else [LIBRARY, PLANTED]
     rollout = "verl.actor_rollout_ref.rollout"
@@ -105,7 +105,7 @@ def judged(setting: Setting, ended: Ended, metrics: Path) -> Result:
     """Judge the metrics that verl logged.
 
     Raises:
-        LaunchError: a step without one of the demo's metrics.
+        LaunchError: a step lacks one of the demo's metrics.
     """
     lines = read_lines(metrics)[: setting.steps]
     steps, receipts = [step_record(line) for line in lines], [receipt(line) for line in lines]
@@ -130,7 +130,7 @@ def judged(setting: Setting, ended: Ended, metrics: Path) -> Result:
 
 
 def refused(setting: Setting, ended: Ended, trained: Result) -> Result:
-    """Judge what the NaN of the last step led to."""
+    """Judge the effect of the last step's NaN."""
     if trained.values.get("steps") != setting.steps:
         return Result(NAN, REFUSES, FAILED, 0.0, "training did not get that far", broke=True)
     said = NOT_FINITE.search(ended.log.read_text(errors="replace"))

@@ -1,7 +1,8 @@
 """The cause of a failed run, from the end of its log: the exception, its process, and its line in the log.
 
-Ray repeats a remote traceback below `ray::Actor.method() (pid=7, ip=..)`, and puts `(name pid=7, ip=..)` before lines
-of other processes. An exception that merely follows from another process's end is reported only if there is no other.
+Ray repeats a remote traceback below `ray::Actor.method() (pid=7, ip=..)`, and prefixes lines of other processes with
+`(name pid=7, ip=..)`. An exception that only results from the end of another process is reported only if there is no
+other.
 """
 
 import re
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-LONGEST = 400  # characters of a line; CUDA's out-of-memory message has 380
+LONGEST = 400  # characters per line; CUDA's out-of-memory message has 380
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 WRITER = re.compile(r"\((?P<name>[^()]*?) ?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[^()]+))?\) ?")
 RECORD = re.compile(r"(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?")  # vLLM's logger
@@ -19,7 +20,7 @@ TRACEBACK = "Traceback (most recent call last):"
 RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*(?:: .*)?")
 DEAD_ACTOR = re.compile(r"\s+(name|pid|ip): (.+)")  # in the lines below Ray's ActorDiedError
 CRASHED = re.compile(r"Fatal Python error: .+|\*\*\* SIG[A-Z]+ .*|.*A worker died or was killed .*")  # Python, Ray
-STEP = re.compile(r"(?:^|\s)step:\d+ - ")  # verl's console logger: what was wrong before a whole step did not end it
+STEP = re.compile(r"(?:^|\s)step:\d+ - ")  # verl's console logger: earlier errors did not end the run
 CONSEQUENCE = re.compile(
     r"^(?:[\w.]*\.)?(?:\w*Actor\w*|WorkerCrashed|NodeDied|OwnerDied|ObjectLost|EngineDead|TaskCancelled|Cancelled)Error\b"
     r"|^(?:[\w.]*\.)?(?:EOF|BrokenPipe|Connection\w*|Dist(?:Backend|Network|Store))Error\b"
@@ -33,12 +34,12 @@ CONSEQUENCE = re.compile(
 
 @dataclass(frozen=True)
 class Cause:
-    """Cause of a run's failure.
+    """The cause of a run's failure.
 
     Attributes:
         error: `Type: message`.
-        where: the process, its host, its pid, as far as they are known.
-        log: the file, with the line where it stands there.
+        where: process, host and pid, as far as known.
+        log: the log file and the line of the error.
     """
 
     error: str
@@ -46,19 +47,19 @@ class Cause:
     log: str = ""
 
     def lines(self) -> list[str]:
-        """Format the cause for people; what is not known has no line."""
+        """Format the cause for a terminal; unknown fields have no line."""
         told = (("cause", self.error), ("where", self.where), ("log", self.log))
         return [f"{name}: {' '.join(text.split())[:LONGEST]}" for name, text in told if text]
 
 
 class Raised(NamedTuple):
-    """Exception that a log tells.
+    """An exception found in a log.
 
     Attributes:
         text: `Type: message`.
-        where: the process that raised it; empty for the one whose log this is.
-        line: its number in the log, from 1.
-        own: the log's own process has written it.
+        where: the process that raised it; empty for the log's own process.
+        line: line number in the log, from 1.
+        own: whether the log's own process has written it.
     """
 
     text: str
@@ -68,10 +69,10 @@ class Raised(NamedTuple):
 
 
 def of_log(log: Path, before: int = 0) -> Cause | None:
-    """Find the cause in a log; None where no line of it is an exception.
+    """Find the cause in a log; None if no line of it is an exception.
 
     Args:
-        before: so many lines at its beginning are of earlier attempts.
+        before: number of lines at the beginning that belong to earlier attempts.
     """
     lines = log.read_text(errors="replace").splitlines()
     raised = cause_in(lines, before)
@@ -82,7 +83,8 @@ def of_log(log: Path, before: int = 0) -> Cause | None:
 
 
 def cause_in(lines: Sequence[str], before: int = 0) -> Raised | None:
-    """Find what ended the process whose log this is: its own last exception if that tells, else the first that does."""
+    """Find what ended the log's own process: its last exception if that is conclusive, else the first conclusive
+    one."""
     begin = next((at for at in range(len(lines), before, -1) if STEP.search(lines[at - 1])), before)
     found = [one for one in exceptions(lines) if one.line > begin]
     own = [one for one in found if one.own]
@@ -92,9 +94,9 @@ def cause_in(lines: Sequence[str], before: int = 0) -> Raised | None:
 
 
 def exceptions(lines: Iterable[str]) -> Iterator[Raised]:
-    """Yield the exceptions that end a traceback, and crashes; each process's lines are followed apart."""
-    inside: dict[str, str] = {}  # by who writes the lines: the process whose traceback is being read
-    ignored: set[str] = set()  # Python says so before the traceback
+    """Yield the exceptions that end a traceback, and crashes; lines of each process are followed separately."""
+    inside: dict[str, str] = {}  # by writer of the lines: the process whose traceback is being read
+    ignored: set[str] = set()  # printed by Python before the traceback
     for number, line in enumerate(lines, start=1):
         writer, text = split(line)
         if text.startswith("Exception ignored in"):
@@ -112,24 +114,24 @@ def exceptions(lines: Iterable[str]) -> Iterator[Raised]:
 
 
 def split(line: str) -> tuple[str, str]:
-    """Split a line into its writer, empty for the log's own process, and its text without Ray's and vLLM's prefixes."""
+    """Split a line into its writer (empty for the log's own process) and its text without Ray's and vLLM's prefixes."""
     text, writer = COLOUR.sub("", line.rstrip()), ""
-    while found := WRITER.match(text):  # vLLM puts its own behind Ray's
+    while found := WRITER.match(text):  # vLLM's prefix follows Ray's
         writer, text = place(found), text[found.end() :]
     return writer, RECORD.sub("", text, count=1) if RECORD.match(text) else text
 
 
 def place(process: re.Match[str]) -> str:
-    """Format a process for people: its name, its host, its pid."""
+    """Format a process for a terminal: its name, host and pid."""
     return ", ".join(filter(None, (process["name"], process["ip"], f"pid {process['pid']}")))
 
 
 def dead_actor(lines: Iterable[str]) -> str:
-    """Return the actor that Ray names below an ActorDiedError; empty where it names none."""
+    """Return the actor that Ray names below an ActorDiedError; empty if it names none."""
     told = dict(found.groups() for line in lines if (found := DEAD_ACTOR.fullmatch(line)))
     return ", ".join(filter(None, (told.get("name"), told.get("ip"), "pid" in told and f"pid {told['pid']}")))
 
 
 def is_consequence(text: str) -> bool:
-    """Return whether `Type: message` comes from the end of another process, whose own error says more."""
+    """Return whether `Type: message` results from the end of another process, whose own error is more informative."""
     return CONSEQUENCE.search(text) is not None

@@ -1,6 +1,6 @@
-"""Run a command in a process of its own, with a time limit.
+"""Running a command in a separate process, with a time limit.
 
-When it returns, all processes that the command started have ended.
+All processes that the command has started end before the call returns.
 """
 
 import os
@@ -16,9 +16,9 @@ from launch.system.cause import of_log, split
 from launch.system.processes import ProcessTree
 
 POLL_SECONDS = 0.2
-LOOK_EVERY = 20  # polls: going through all processes costs time that they need
-SHOWN, LONGEST = 5, 300  # lines of a log, and characters of each
-OFFLINE = {  # nothing here may fetch a model or phone home, unless the caller says so
+LOOK_EVERY = 20  # polls between listings of all processes, which cost CPU time
+SHOWN, LONGEST = 5, 300  # lines of a log, and characters per line
+OFFLINE = {  # prevents downloads and telemetry, unless the caller overrides it
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "DO_NOT_TRACK": "1",
@@ -27,11 +27,11 @@ OFFLINE = {  # nothing here may fetch a model or phone home, unless the caller s
 
 @dataclass(frozen=True)
 class Ended:
-    """Result of a command: how it ended.
+    """The result of a command.
 
     Attributes:
-        code: None where the time limit ended it, negative where a signal did.
-        log: the file with all that it said.
+        code: exit code; None if the time limit ended it, negative if a signal did.
+        log: file with the command's output.
     """
 
     code: int | None
@@ -39,18 +39,18 @@ class Ended:
     log: Path
 
     def how(self) -> str:
-        """Return in words how the command ended."""
+        """Describe how the command ended."""
         if self.code is None:
             return f"was ended after {self.seconds:.0f} s"
         return f"was killed by signal {-self.code}" if self.code < 0 else f"ended with {self.code}"
 
     def why(self) -> str:
-        """Return how it failed, with its last errors, in one line."""
+        """Describe how it failed, with its last errors, in one line."""
         return f"{self.log.stem} {self.how()}; {' '.join(last_errors(self.log).split())}"
 
 
 def last_errors(log: Path) -> str:
-    """Return the cause with the place where it stands, or the last lines and the log when none of them is an error."""
+    """Return the cause and its location, or the last lines and the log if none of them is an exception."""
     if cause := of_log(log):
         return "\n".join(["the log says:", *cause.lines()])
     lines = [split(line)[1].strip() for line in log.read_text(errors="replace").splitlines()]
@@ -67,13 +67,13 @@ def run(
     at_each_look: Callable[[], None] = lambda: None,
     **variables: str,
 ) -> Ended:
-    """Run a command in a folder, with the environment of a stack; all that it says goes into NAME.log there.
+    """Run a command in a folder, with the environment of a stack; its output is written to NAME.log there.
 
     Args:
         limit: seconds.
-        at_each_look: called as long as it runs, five times a second, and once when it has ended; what it raises ends
-            the command.
-        variables: more of the environment.
+        at_each_look: called five times a second while the command runs, and once when it has ended; an exception from
+            it ends the command.
+        variables: additional environment variables.
     """
     log, begun = folder / f"{name}.log", time.monotonic()
     whole = environment(stack, {**OFFLINE, **os.environ, "PYTHONPATH": with_root(os.environ), **variables})

@@ -14,19 +14,19 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def run_folder(run: str) -> Path:
-    """Return the folder of what a run needs on this host while it lives, Ray's sockets and logs too; nothing is made.
+    """Return the path of a run's folder on this host, which also has Ray's sockets and logs; nothing is created.
 
-    The folder around it is what keeps others out, for Ray opens its own to everybody. The path is short, since Ray's
-    sockets lie up to 65 characters deeper, and Linux takes 107.
+    The parent folder denies access to others, since Ray makes its own folder world-accessible. The path is short,
+    because Ray's sockets add up to 65 characters to it, and Linux's limit is 107.
     """
     return TEMPORARY / f"aq-{os.geteuid()}" / run
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder with mode 0700, or give that mode to one that is there and the caller's.
+    """Create a folder with mode 0700, or set that mode on the caller's existing folder.
 
     Raises:
-        LaunchError: there is something else of this name, or it is another user's.
+        LaunchError: the name is not a folder, or it belongs to another user.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
@@ -37,16 +37,16 @@ def make_folder(path: Path) -> Path:
 
 
 def open_file(path: Path, mode: str) -> TextIO:
-    """Open a file to write that only the caller reads; a link of this name is not followed."""
+    """Open a file for writing that only the caller can read; symbolic links are not followed."""
     return open(path, mode, encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600))
 
 
 def read(file: Path) -> bytes:
-    """Read the bytes of a file that nobody else can have written: the two folders around it are looked at too.
+    """Read the bytes of a file that nobody else can have written; its two parent folders are checked too.
 
     Raises:
-        LaunchError: one of the three is a link, another user's, or others can write to it.
-        OSError: it is not there, or cannot be read.
+        LaunchError: one of the three is a link, belongs to another user, or is writable by others.
+        OSError: the file does not exist or cannot be read.
     """
     for path, kind in ((file.parents[1], "folder"), (file.parent, "folder"), (file, "file")):
         if _own(path, kind) & OTHERS_WRITE:
@@ -57,7 +57,7 @@ def read(file: Path) -> bytes:
 
 
 def _own(path: Path, kind: str) -> int:
-    """Return the mode of a caller's file or folder. Raises LaunchError where it is something else, or another's."""
+    """Return the mode of the caller's file or folder; raise LaunchError if it has another type or owner."""
     found = path.lstat()
     if not (stat.S_ISDIR(found.st_mode) if kind == "folder" else stat.S_ISREG(found.st_mode)):
         other = "a link, which is not followed" if stat.S_ISLNK(found.st_mode) else "something else"

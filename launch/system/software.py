@@ -1,4 +1,4 @@
-"""Which software an environment has, asked of finders, metadata and our own files: nothing is imported."""
+"""The software of an environment, from import finders, package metadata and our own files; nothing is imported."""
 
 import hashlib
 import importlib.metadata
@@ -22,20 +22,20 @@ PRODUCTS = {"ascend910b": "A2", "ascend910_93": "A3"}
 
 @dataclass(frozen=True)
 class Package:
-    """Installed package; `commit` where its installer or its version says it."""
+    """An installed package; `commit` is known if its installer or version records it."""
 
     version: str
     commit: str | None = None
 
 
 def own_packages() -> list[Path]:
-    """List the folders of launch, and of the ascend_quant that would be imported: an image has it elsewhere."""
+    """Return the folders of launch, and of the ascend_quant that would be imported, which is elsewhere in an image."""
     found = find_spec("ascend_quant")
     return [ROOT / "launch", *(Path(folder) for folder in (found and found.submodule_search_locations) or [])]
 
 
 def sources(packages: Sequence[Path]) -> str:
-    """Return twelve hex digits of a SHA-256 over the names and bytes of these packages' Python files."""
+    """Return the first 12 hex digits of a SHA-256 over names and contents of these packages' Python files."""
     of_package = ((package, file) for package in packages for file in package.rglob("*.py"))
     files = {f"{package.name}/{file.relative_to(package)}": file for package, file in of_package}
     whole = hashlib.sha256()
@@ -46,14 +46,14 @@ def sources(packages: Sequence[Path]) -> str:
 
 @dataclass(frozen=True)
 class Import:
-    """Import that a process of the run makes.
+    """An import that a process of the run makes.
 
     Attributes:
-        module: its dotted name; or, with `group`, the name of an entry point.
-        who: what needs it: "needed by ..".
-        fix: what to install, or to set instead.
-        group: the entry points among which `module` is a name.
-        elsewhere: another name that will do: the same module in another package.
+        module: dotted name of the module; with `group`, name of an entry point.
+        who: the part that needs it: "needed by ..".
+        fix: what to install or to set instead.
+        group: entry-point group of `module`.
+        elsewhere: alternative name: the same module in another package.
     """
 
     module: str
@@ -64,13 +64,13 @@ class Import:
 
     @property
     def what(self) -> str:
-        """Description of what is missing, and for whom."""
+        """Description of the missing import and of what needs it."""
         name = f"the entry point {self.module} of {self.group}" if self.group else f"the Python module {self.module}"
         return f"{name} is not installed here; needed by {self.who}"
 
 
 def missing(wanted: Iterable[Import], first: Sequence[str] = ()) -> list[Import]:
-    """Return those that are not in this environment; `first` are folders before sys.path, as in PYTHONPATH."""
+    """Return the imports that this environment lacks; `first` are folders before sys.path, as in PYTHONPATH."""
 
     def is_there(one: Import) -> bool:
         if one.group is not None:
@@ -81,10 +81,10 @@ def missing(wanted: Iterable[Import], first: Sequence[str] = ()) -> list[Import]
 
 
 def has_module(name: str, first: Sequence[str] = ()) -> bool:
-    """Return whether a module can be found, without importing it or what it is in.
+    """Return whether a module can be found, without importing it or its parent packages.
 
-    `importlib.util.find_spec("megatron.core.x")` would import `megatron.core`, and torch with it; of a name without a
-    dot it imports nothing.
+    `importlib.util.find_spec("megatron.core.x")` would import `megatron.core`, and therefore torch; for a name without
+    a dot it imports nothing.
     """
     top, *parts = name.split(".")
     spec = PathFinder.find_spec(top, list(first)) or find_spec(top)
@@ -94,7 +94,7 @@ def has_module(name: str, first: Sequence[str] = ()) -> bool:
 
 
 def python_path(variables: Mapping[str, str]) -> list[str]:
-    """Return the folders in which Python looks first with these variables; the process that asks may have others."""
+    """Return the folders that Python searches first with these variables, which may differ from this process's."""
     return [folder for folder in variables.get("PYTHONPATH", "").split(os.pathsep) if folder]
 
 
@@ -114,7 +114,7 @@ def plain(name: str) -> str:
 
 
 def commit(distribution: Distribution) -> str | None:
-    """Return the commit that a package was built from, where its installer (PEP 610) or version (+gHASH) says it."""
+    """Return the commit from which a package was built, if its installer (PEP 610) or version (+gHASH) records it."""
     direct = distribution.read_text("direct_url.json")
     if direct and (said := json.loads(direct).get("vcs_info", {}).get("commit_id")):
         return said
@@ -123,7 +123,7 @@ def commit(distribution: Distribution) -> str | None:
 
 
 def cann_version(root: Path, environment: Mapping[str, str]) -> tuple[str | None, str]:
-    """Return CANN's version and the file that says it; or None, and where it was looked for."""
+    """Return CANN's version and the file that has it; or None, and the places that were searched."""
     set_by = next((name for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME") if environment.get(name)), None)
     folders = [Path(environment[set_by])] if set_by else [root / folder for folder in CANN_FOLDERS]
     for folder in folders:
@@ -135,7 +135,8 @@ def cann_version(root: Path, environment: Mapping[str, str]) -> tuple[str | None
 
 
 def chip_of_build() -> str | None:
-    """Return what the installed vllm-ascend was built for: _build_info.py says the SoC (0.10) or product (0.23)."""
+    """Return the chip for which the installed vllm-ascend was built: the SoC (0.10) or product (0.23) in
+    _build_info.py."""
     for distribution in distributions(name="vllm-ascend"):
         file = Path(str(distribution.locate_file("vllm_ascend/_build_info.py")))
         if file.is_file():
@@ -145,12 +146,12 @@ def chip_of_build() -> str | None:
 
 
 def public(version: str) -> str:
-    """Strip from a version the suffix that a build adds."""
+    """Return a version without its local suffix."""
     return version.partition("+")[0]
 
 
 def product(chip_name: str) -> str | None:
-    """Return A2 or A3, of a SoC's name or of that word itself."""
+    """Return A2 or A3, from a SoC's name or from that word itself."""
     return next(
         (word for start, word in PRODUCTS.items() if chip_name.lower().startswith(start) or chip_name == word), None
     )
