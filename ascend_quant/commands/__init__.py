@@ -1,4 +1,4 @@
 """The subcommands of `ascend-quant`, one module each: options and output.
 
-app.py registers all but tune.py, which is run as a module of its own.
+app.py registers all commands except tune.py, which is run as a module.
 """

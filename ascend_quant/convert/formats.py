@@ -1,13 +1,13 @@
 """Checkpoint formats: the tensors of a quantized layer, and the quantization_config in config.json.
 
-compressed-tensors   weight, weight_scale; int4: weight_packed, weight_scale, weight_shape. As vLLM 0.28 reads them in
+compressed-tensors   weight, weight_scale; int4: weight_packed, weight_scale, weight_shape. vLLM 0.28 reads them in
                      layers/quantization/compressed_tensors/schemes.
-fp8                  weight, weight_scale_inv: DeepSeek's layout, as vLLM reads it in layers/quantization/fp8.py; with
-                     one scale a tensor, weight_scale.
-modelslim            weight, weight_scale, weight_offset, as vllm-ascend 0.23 reads them in
+fp8                  weight, weight_scale_inv: DeepSeek's layout, which vLLM reads in layers/quantization/fp8.py; with
+                     one scale per tensor, weight_scale.
+modelslim            weight, weight_scale, weight_offset, which vllm-ascend 0.23 reads in
                      quantization/methods/w8a8_dynamic.py.
 
-A scheme's file in `schemes/` says which formats can store it, and in which tensors.
+A scheme's file in `schemes/` defines which formats can store it, and in which tensors.
 """
 
 from collections.abc import Sequence, Set

@@ -1,6 +1,6 @@
 """Tensors of an FSDP checkpoint under the model's own names; a LoRA adapter is merged into its layers.
 
-    base_model.model.model.norm.weight                                       as PEFT names them
+    base_model.model.model.norm.weight                                       PEFT's names
     base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight       (N, K)
     base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight   (R, K)
     base_model.model.model.layers.0.self_attn.q_proj.lora_B.default.weight   (N, R)

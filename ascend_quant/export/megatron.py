@@ -1,7 +1,7 @@
 """Tensors of a Megatron checkpoint under the names of the Hugging Face model, one at a time.
 
     decoder.layers.self_attention.linear_qkv.weight   (layers, N, K)           q, k and v of all layers
-    decoder.layers.3.mlp.linear_fc1.weight            (2 I, K)                 gate and up of one, where layers differ
+    decoder.layers.3.mlp.linear_fc1.weight            (2 I, K)                 gate and up of a layer, if layers differ
     decoder.layers.mlp.experts.experts.linear_fc1.weight  (layers, E, 2 I, K)  gate and up of all experts
 
 Megatron stores the heads by key-value group: q of the group, its k, its v, then the next group. Names are converted by

@@ -1,8 +1,8 @@
 """Detection of the kind of checkpoint in a trainer's folder, and its export to a Hugging Face folder in BF16.
 
-    hugging-face   verl with Megatron, as it saves by default: Megatron-Bridge has written model/huggingface
+    hugging-face   verl with Megatron by default: Megatron-Bridge writes model/huggingface
     torch_dist     Megatron's own shards: verl with use_dist_checkpointing (model/dist_ckpt), slime, Megatron-LM
-    fsdp           verl with FSDP: a file a rank
+    fsdp           verl with FSDP: one file per rank
 
 FP8 training changes none of them: TransformerEngine saves the weights in BF16.
 """

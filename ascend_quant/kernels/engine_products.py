@@ -1,10 +1,11 @@
 """Registry of an engine's own GEMMs and attention, which its integration fills, since `kernels` imports no engine.
 
 int8_linear     (x_codes (M, K), codes (N, K), x_scale (M, 1), scale (N, 1), bias (N) or None, dtype) -> (M, N)
-plain_experts   the mixture of experts without quantization; arguments as of cuda_serving.experts, without scales
-attention       of an exact trainer: (q, k, v (T, H, D), packing.Sequences, scale) -> (T, H, D), causal in each sequence
-route           of an exact trainer: (logits (M, E), top_k, renormalize) -> weights and experts (M, T)
-and the schemes that the engine alone serves are added to a device's table of `Serving`.
+plain_experts   the mixture of experts without quantization; arguments as in `products.experts`, without scales
+attention       for exact trainers: (q, k, v (T, H, D), packing.Sequences, scale) -> (T, H, D), causal in each sequence
+route           for exact trainers: (logits (M, E), top_k, renormalize) -> weights and experts (M, T)
+
+Schemes that only the engine serves are added to a device's table of `Serving`.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping

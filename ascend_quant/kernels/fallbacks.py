@@ -1,8 +1,8 @@
 """Fallbacks in plain torch for devices without a kernel, in chunks of rows so that the work space stays small.
 
-fake_quantize      dequantize(quantize(w)) by the oracle
-float32_product    the language-model head in float32, where no kernel multiplies BF16 into float32: the whole weight in
-                   float32 would be 2 GiB for a vocabulary of 152,064 and 3584 channels, at every step
+fake_quantize      dequantize(quantize(w)), by the oracle
+float32_product    the language-model head in float32, for devices without a kernel that multiplies BF16 into float32;
+                   the whole weight in float32 would take 2 GiB for a vocabulary of 152,064 and 3584 channels
 """
 
 import torch

@@ -1,6 +1,6 @@
 """int4 weight layouts of serving kernels, such as Marlin's, which are written in place, row by row.
 
-PackedRows   (.., N, K/8) int32: eight codes of a row side by side, as checkpoints have them (CPU)
+PackedRows   (.., N, K/8) int32: eight adjacent codes of a row, as in checkpoints (CPU)
 MarlinTiles  (.., K/16, 2N) int32: tiles of 16 input by 64 output channels, as vLLM's Marlin kernels read them (CUDA)
 
 Rows are numbered through all matrices of a stack. The refit writes scales as (.., N, K/group); a copy in a kernel's own

@@ -2,12 +2,12 @@
 
 A `RowWrite` describes where the rows of one matrix are written; its class determines the conversion:
 
-CopyWrite           they are cast to the resident's dtype
-Int8Write           int8 codes, a scale a row
-Fp8Write            fp8 codes, a scale a row, a tensor or a block
-Int4Write           int4 codes, a scale a group of a row
+CopyWrite           cast to the resident's dtype
+Int8Write           int8 codes, with a scale per row
+Fp8Write            fp8 codes, with a scale per row, tensor or block
+Int4Write           int4 codes, with a scale per group of a row
 PrequantizedWrite   quantized rows from a trainer, each with its scale
-SchemeWrite         codes and scales of a scheme that kernels have no word for
+SchemeWrite         codes and scales of a scheme without kernels
 
 The source is passed separately (`Job`), as a tensor whose memory contains the matrix: a plan keeps the write, and uses
 it with the next step's tensor.

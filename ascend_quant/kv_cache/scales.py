@@ -1,13 +1,13 @@
 """Static KV cache scales (stored outside the cache), updated with the weights in every refit.
 
-    fp8 (e4m3)           one a layer for queries, keys and values each
-    int8 (Ascend's C8)   one a layer for each channel of each head, of keys and values
+    fp8 (e4m3)           one per layer for queries, keys and values each
+    int8 (Ascend's C8)   one per layer and channel of each key and value head
 
 A trainer that has observed q, k and v of its step sends them after the weights:
 
-    model.layers.0.self_attn.attn.k_scale        float32, one element or as many as the heads have channels: the largest
-                                                 |k| times a margin, over the largest code
-    ascend_quant.kv_scales_age                   int64: steps since they were taken, 0 for those of this step
+    model.layers.0.self_attn.attn.k_scale        float32, one element or one per channel of all heads: the amax of k
+                                                 times a margin, over the largest code
+    ascend_quant.kv_scales_age                   int64: steps since the observation, 0 for this step
 
 Otherwise the refit computes bounds from its own weights (bounds.py), for fp8 only. Either way the scales belong to the
 current weights: every refit writes them, and they are written again whenever the engine's buffers are reset. An engine

@@ -1,7 +1,7 @@
 """SmoothAttention: outlier key channels balanced for an int8 KV cache at each refit's end (oracle/key_balance.py).
 
-    rows of q times s, rows of k over s       in their scales and biases; in the weights where these are BF16
-    weights of q_norm and k_norm likewise     where heads have norms behind the projections
+    rows of q times s, rows of k over s       in their scales and biases, or in the weights if these are BF16
+    weights of q_norm and k_norm likewise     if heads have norms after the projections
 
 All factors are powers of two, so codes do not change, and the model computes the same numbers. They are computed from
 the resident tensors once those are complete, so neither the order of a trainer's tensors nor their buckets matter, and

@@ -110,7 +110,7 @@ def last_words(log: str) -> str:
 
 
 def _in_child(task: Task, writer: Connection, log: Path) -> None:
-    """The child's main function, in its own session, with all output in the log."""
+    """Run the task in the child process, in its own session, with all output in the log."""
     os.setsid()
     with log.open("wb") as file:
         for stream in (1, 2):

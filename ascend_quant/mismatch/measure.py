@@ -1,11 +1,11 @@
 """`ascend-quant mismatch`: runs engines one after the other, and reports on the tokens that they sampled and scored.
 
 1. The engine with the quantized weights (and cache) samples, as a rollout does: by decoding.
-2. With a quantized KV cache two more sample the same way: one with the quantized weights and a BF16 cache, one with
-   BF16 weights and the quantized cache. Each is a policy of its own, and samples its own tokens.
+2. With a quantized KV cache two more engines sample in the same way: one with the quantized weights and a BF16 cache,
+   one with BF16 weights and the quantized cache. Each is a separate policy, and samples its own tokens.
 3. The BF16 engine (this plugin's, scheme bf16) scores all of these, each sequence as one prompt, as a trainer does, and
-   puts its layers' inputs through the oracle. It then samples from half of the prompts itself and scores that: the
-   noise floor, which is what the order of sums alone changes between decoding and scoring.
+   the oracle processes the inputs of its layers. It then samples from half of the prompts itself and scores the result:
+   the noise floor, which is the effect of the order of sums in decoding and scoring.
 
 So every metric is about KL(policy || bf16), estimated from tokens that the policy sampled. No tokens are forced while
 decoding. All engines run without graph capture (`enforce_eager`).

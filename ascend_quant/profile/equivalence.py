@@ -1,7 +1,7 @@
 """Equivalence check: a profile must not change the model's function, shown algebraically for all weights and tokens.
 
-    norm           n / s        what it feeds     W * s         the factors of both, multiplied, are 1
-    v or up        W / t        o or down         W * t         the same, each head of v spread over those of o
+    norm           n / s        its consumers     W * s         the product of both factors is 1
+    v or up        W / t        o or down         W * t         the same, with heads of v repeated for those of o
 
 Only after a norm and along these two pairs does multiplication commute with the operations between a factor and its
 inverse. So any other factor, or a factor without its inverse in all layers that it reaches, changes the function. This

@@ -1,9 +1,12 @@
 """Profile files: our format (tensors in safetensors, the rest in JSON), and FlashRL's profile.pt.
 
-FlashRL's for int8 is a dict, name -> {input_scale, output_scale, type}. It computes codes = round(w_NK *
-    output_scale_N1 * input_scale_1K), clamped to [-128, 127] so output_scale is output_factor / scale. Only `up_proj`
-    has an output factor there, and `down_proj` its inverse as input_scale. Files written here also have `weight_scale`,
-    which FlashRL ignores. Its file for fp8 is a list of names. (flash_rl/flash_quantization.py of flash-llm-rl 1.0.3.)
+FlashRL's for int8 is a dict, name -> {input_scale, output_scale, type}. It computes
+
+    codes = round(w_NK * output_scale_N1 * input_scale_1K), clamped to [-128, 127]
+
+so output_scale is output_factor / scale. Only `up_proj` has an output factor there, and `down_proj` its inverse as
+input_scale. Files written here also have `weight_scale`, which FlashRL ignores. Its file for fp8 is a list of names.
+(flash_rl/flash_quantization.py of flash-llm-rl 1.0.3.)
 """
 
 import io

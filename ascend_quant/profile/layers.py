@@ -1,9 +1,9 @@
 """Groups of parameters that share a smoothing factor, by name in a decoder layer (Llama, Qwen2, Qwen3, DeepSeek).
 
-norm -> q, k, v            the norm is divided by a factor_K, its consumers are multiplied with it
+norm -> q, k, v            the norm is divided by a factor_K, its consumers are multiplied by it
 norm -> gate, up, router   the same, in every expert
-v -> o, up -> down         rows of the first are divided by a factor, columns of the second multiplied with it;
-                           with grouped queries a head of v feeds several heads of o
+v -> o, up -> down         rows of the first are divided by a factor, columns of the second multiplied by it;
+                           with grouped-query attention a head of v feeds several heads of o
 """
 
 import re

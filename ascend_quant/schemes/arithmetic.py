@@ -6,7 +6,7 @@ row:
     int8:  scale = absmax / 127  (float32)      code = round_half_even(value / scale), clamped to [-127, 127]
     fp8:   scale = absmax / 448  (float32)      code = value / scale, clamped to [-448, 448], as float8_e4m3fn
     int4:  scale = BF16(absmax / 7)             code = round_half_even(value / scale), clamped to [-7, 7]
-    absmax < 2**-100 (all-zero rows)  ->  scale and codes are 0: no weight is so small, and devices' denormals differ
+    absmax < 2**-100 (all-zero rows)  ->  scale and codes are 0, since devices differ in denormals
 
 Weights are rounded to BF16 first (some trainers send float32; the engine would round as well), except with a profile:
 then they are multiplied by its factors in float32 (`smoothed`) and quantized without rounding, with their own scale

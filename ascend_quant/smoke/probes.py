@@ -3,9 +3,9 @@
 @probe("operators.layout", "where FRACTAL_NZ puts each byte", devices=("npu",))
 def layout(on: On) -> Seen:
     seen = Seen()
-    seen.same("bytes", found, expected)              # a problem where they differ
-    seen.holds(address == before, "a weight moved")  # a problem where it does not hold
-    seen.values["bytes"] = len(found)                # observed, whatever comes of it
+    seen.same("bytes", found, expected)              # a problem if they differ
+    seen.holds(address == before, "a weight moved")  # a problem unless it holds
+    seen.values["bytes"] = len(found)                # an observation
     return seen
 """
 

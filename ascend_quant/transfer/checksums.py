@@ -2,7 +2,7 @@
 
     trainer:  for name, tensor in sending(weights): ...    the weights, then their digests as one more tensor
     engine:   proof = Receiving()
-              weights = proof.take(bucket)                 of each bucket, before it is loaded
+              weights = proof.take(bucket)                 for each bucket, before it is loaded
               proof.prove()                                after the last one
 
 digests.py describes what a digest covers. A trainer with fake quantization also sends the names of its ignored layers;

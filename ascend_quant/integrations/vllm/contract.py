@@ -2,7 +2,7 @@
 
 When the plugin registers, the rows of `core` are checked: if one is missing, nothing of vLLM is replaced, and an engine
 with `quantization="ascend_quant"` is refused with that row as the reason. Other features are checked when they are
-used. `./run.sh lint --contract vllm==0.34.0` reads the sources of a release that nobody has installed.
+used. `./run.sh lint --contract vllm==0.34.0` reads the sources of a release that is not installed.
 """
 
 from ascend_quant.integrations.contract import missing, use

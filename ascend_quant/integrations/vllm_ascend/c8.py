@@ -4,8 +4,8 @@ Its scheme makes the cache int8. At the first forward pass, its attention derive
 four parameters of a layer, and never updates them:
 
     k_cache_scale, v_cache_scale    (kv_heads * D)     the model's dtype; code = round(value / scale), no offsets
-    _c8_k_scale, .._aq_scale_..     (.., kv_heads, .., D)   views of them, read by the kernel that decodes
-    _c8_k_inv_scale                 (1, kv_heads, D)   1 / scale, a copy: written values are multiplied with it
+    _c8_k_scale, .._aq_scale_..     (.., kv_heads, .., D)   views of them, read by the decode kernel
+    _c8_k_inv_scale                 (1, kv_heads, D)   1 / scale, a copy, by which written values are multiplied
 
 Captured ACL graphs keep weak references to the views. So all tensors are created here with the layer, at full size, and
 a refit writes into them: addresses never change, and inverses are updated with their scales. The inverses are float32,

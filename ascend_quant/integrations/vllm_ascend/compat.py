@@ -2,13 +2,13 @@
 
 |                                | 0.23, 0.27, 0.30             | 0.10                              |
 |--------------------------------|------------------------------|-----------------------------------|
-| methods of layers              | quantization.method_adapters | quantization.quant_config         |
-| schemes, which those call      | quantization.methods         | quantization.w8a8_dynamic         |
-| a method is made of            | its scheme                   | a description of its layer        |
-| quantization configs           | any                          | of its own class (its Qwen3 asks) |
+| layer methods                  | quantization.method_adapters | quantization.quant_config         |
+| schemes                        | quantization.methods         | quantization.w8a8_dynamic         |
+| argument of a method           | its scheme                   | a description of its layer        |
+| quantization configs           | any                          | its own class (for its Qwen3)     |
 | experts                        | FRACTAL_NZ                   | plain                             |
-| scales in the model's dtype    | of w2                        | of w13 and w2                     |
-| int8 experts in ACL graphs     | always                       | shared by 16 ranks and more       |
+| scales in the model's dtype    | w2                           | w13 and w2                        |
+| int8 experts in ACL graphs     | always                       | with 16 ranks or more             |
 | an int8 KV cache (C8)          | quantization.methods         | none                              |
 
 With this module, all versions have methods that are created from their scheme, and one base class for our config. The

@@ -8,7 +8,7 @@ while the trainer continues (replica.py). If each device has the engine's whole 
 trainer's cache, as with a 7B model on H200s, the trainer keeps its cache for the next step, and prepares weights in
 advance: up to half the size of its cache, or up to what the engine leaves free.
 
-The prepared weights need memory of their own: verl disables expandable segments during a sync, since their memory
+The prepared weights need additional memory: verl disables expandable segments during a sync, since their memory
 cannot be shared by IPC, so the allocator does not reuse the cache of a step, which is in such segments.
 
 Either all ranks keep their cache or none does, since one of them wakes the engine's workers on several devices.

@@ -1,9 +1,9 @@
 """The pipeline that sends the weights of one rank. Each stage is a generator:
 
-    gathered, or WireFormat.each    groups of whole tensors as they leave, validated: all-gathered by us, or by verl
+    gathered, or WireFormat.each    groups of whole tensors in wire format, validated; all-gathered by us, or by verl
     WeightSender._observed          times each group, digests it and counts its codes; then the KV cache scales
-    delta.Sender.blobs              of a delta sync alone: of each group what has changed
-    WeightSender._leaving           tensor by tensor, with their bytes counted; then the digests
+    delta.Sender.blobs              for delta syncs: the changed bytes of each group
+    WeightSender._leaving           single tensors, counting their bytes; then the digests
 
 `sync_memory.overlap_wake_up` adds one more stage for colocated engines, which never use delta syncs.
 """

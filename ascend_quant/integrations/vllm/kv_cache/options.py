@@ -1,10 +1,10 @@
 """The option kv_cache: the KV cache dtype of vLLM that it selects, set when an engine's configuration is created.
 
-    int8  int8_per_token_head: a float32 scale beside each token's row of each head, so nothing follows a sync; by an
-          attention of our own (attention/), on NVIDIA GPUs. On NPUs vllm-ascend's C8, which is no dtype of vLLM's: the
-          quantization config makes it (vllm_ascend/c8.py), and from 0.30 on a dtype of vllm-ascend's switches it on
-    fp8   fp8 (e4m3): a scale a layer for keys, values and queries
-    auto  what the engine is told otherwise
+    int8  NVIDIA GPUs: int8_per_token_head, with a float32 scale per token and head in the cache, so nothing is updated
+          in a sync; our own attention backend (attention/). NPUs: vllm-ascend's C8, which is not a dtype of vLLM; the
+          quantization config creates it (vllm_ascend/c8.py), and from 0.30 on a dtype of vllm-ascend enables it
+    fp8   fp8 (e4m3): one scale per layer for keys, values and queries
+    auto  the engine's own setting
 
 It is refused if this engine, model or device does not support it or would compute wrong results.
 """

@@ -73,5 +73,5 @@ def _zeros(device: torch.device) -> torch.Tensor:
 
 @cache
 def _slots(device: torch.device) -> dict[int | None, torch.Tensor]:
-    """Counters by stream; key None has the tensor of which they are rows, once it is allocated."""
+    """Return counters by stream; key None has the tensor of which they are rows, once it is allocated."""
     return {}

@@ -1,6 +1,6 @@
 """A mixture of int8 experts on CUDA: five launches per layer, whose tiles depend only on the number of tokens.
 
-    prepare          codes of the tokens, once each; their pairs sorted by expert             triton_routing.py
+    prepare          quantized tokens; their (token, expert) pairs sorted by expert          triton_routing.py
     gate_up          h = silu(gate) * up of each pair, in float32                             triton_grouped.py
     quantize_pairs   codes of h
     down             each pair's output times its routing weight, in x's dtype

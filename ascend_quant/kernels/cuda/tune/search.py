@@ -1,12 +1,17 @@
 """The measurement loop of commands/tune.py: parallel compilation, then timing one choice after the other.
 
-A kind of product is a module, such as linear.py, with NAME, MODELS {model: shapes} candidates(shape, rows, capability,
-    processors) -> choices, vLLM's own way first where it works refined(choice, capability) -> variants of a good choice
-    compiled(choice) -> what tells kernels apart that are compiled one by one warm(choice, shape, rows): compile it, on
-    tensors just large enough prepare(shape, rows, copies) -> call(choice, copy), which computes once; without a choice,
-    all but the product wrong(call, choice) -> what is wrong with the result, or None copy_bytes(shape): weights that a
-    call reads; floor(shape, rows, gpu): seconds that no kernel goes below, or None Times are measured inside a CUDA
-    graph, with weights that are not in the L2 cache.
+A kind of product is a module, such as linear.py, with
+
+    NAME, MODELS {model: shapes}
+    candidates(shape, rows, capability, processors) -> choices, vLLM's own kernel first if it supports the shape
+    refined(choice, capability) -> variants of a good choice
+    compiled(choice) -> key that distinguishes compiled kernels
+    warm(choice, shape, rows): compiles a choice, with the smallest tensors that do
+    prepare(shape, rows, copies) -> call(choice, copy), which computes once; without a choice, all but the product
+    wrong(call, choice) -> what is wrong with the result, or None
+    copy_bytes(shape): bytes of weights per call; floor(shape, rows, gpu): lower bound in seconds, or None
+
+Times are measured inside a CUDA graph, with weights that are not in the L2 cache.
 """
 
 import multiprocessing

@@ -40,7 +40,7 @@ class Transposed:
         return _joined([view_EKN.transpose(1, 2).flatten(0, 1) for view_EKN in self._views(rows)], self._stack_EKN)
 
     def sampled(self) -> None:
-        """No view: sleep level 2, which it would be for, is refused on NPUs."""
+        """Return None, since only sleep level 2 needs such a view, and NPUs refuse it."""
 
     def write(self, first: int, codes_NK: torch.Tensor) -> None:
         """Write rows, starting at row `first`."""
@@ -97,7 +97,7 @@ class Panels:
         return [_part(rows_NK, rows.start % PANEL, rows.stop - rows.start)]
 
     def sampled(self) -> None:
-        """No view: sleep level 2, which it would be for, is refused on NPUs."""
+        """Return None, since only sleep level 2 needs such a view, and NPUs refuse it."""
 
     def write(self, first: int, codes_NK: torch.Tensor) -> None:
         """Write rows, starting at row `first`."""
