@@ -1,6 +1,6 @@
-"""The manifest of an image, read from within: `docker run IMAGE python -m launch.manifest` prints it as JSON.
+"""The manifest of an image, from inside: `docker run IMAGE python -m launch.manifest` prints it as JSON.
 
-It is sorted and has no dates, so two builds of a commit print the same. No listed package is imported.
+It is sorted and has no dates, so two builds of the same commit print the same manifest. No listed package is imported.
 """
 
 import json
@@ -22,14 +22,14 @@ from launch.system.software import CHIP_VARIABLE, Package, cann_version, chip_of
 
 DEBS = ("dpkg-query", "--show", "--showformat", "${db:Status-Status} ${Package}:${Architecture} ${Version}\\n")
 RPMS = ("rpm", "--query", "--all", "--queryformat", "installed %{NAME}:%{ARCH} %{EVR}\\n")
-REVISION_VARIABLE = "ASCEND_QUANT_REVISION"  # set by our images: this project's commit
+REVISION_VARIABLE = "ASCEND_QUANT_REVISION"  # this project's commit, set in our images
 
 
 def manifest(environment: Mapping[str, str], root: Path = Path("/")) -> dict[str, Any]:
-    """Return the stack, the chip and the commit that this image was built as, and the versions of all that is in it.
+    """Return stack, chip and commit of this image, and the versions of all packages in it.
 
     Raises:
-        KeyError: a variable that our images set is missing: this is none of them.
+        KeyError: a variable of our images is missing, so this is not one of them.
     """
     system = platform.freedesktop_os_release()
     return {
@@ -48,7 +48,7 @@ def manifest(environment: Mapping[str, str], root: Path = Path("/")) -> dict[str
 
 
 def packages() -> dict[str, Package]:
-    """Return the packages of this interpreter's own environment; those that PYTHONPATH brings are CANN's."""
+    """Return the packages of this interpreter's environment, without CANN's, which are on PYTHONPATH."""
     folders = list(dict.fromkeys(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib")))
     return {plain(one.metadata["Name"]): Package(one.version, commit(one)) for one in distributions(path=folders)}
 
@@ -57,7 +57,7 @@ def system_packages() -> dict[str, str]:
     """Return the installed packages of Debian and Ubuntu, or of openEuler, as name:architecture.
 
     Raises:
-        OSError, CalledProcessError: neither dpkg-query nor rpm is there, or it failed.
+        OSError, CalledProcessError: neither dpkg-query nor rpm exists, or it failed.
     """
     listed = subprocess.run(DEBS if which("dpkg-query") else RPMS, check=True, capture_output=True, text=True)
     rows = [line.split() for line in listed.stdout.splitlines()]
@@ -65,7 +65,7 @@ def system_packages() -> dict[str, str]:
 
 
 def cuda() -> str | None:
-    """Return the CUDA version that torch was built with, from its file of versions."""
+    """Return the CUDA version with which torch was built, from its version file."""
     for distribution in distributions(name="torch"):
         file = Path(str(distribution.locate_file("torch/version.py")))
         found = re.search(r"(?m)^cuda\b.*= *'([\d.]+)'", file.read_text()) if file.is_file() else None

@@ -1,4 +1,4 @@
-"""`run.sh doctor` (static checks) and `run.sh smoke` (a test run): does this installation work?"""
+"""`run.sh doctor` (static checks) and `run.sh smoke` (a test run): test whether this installation works."""
 
 import json
 import os
@@ -121,7 +121,7 @@ def smoke(
 
 
 def _setting(steps: int, minutes: float) -> "Setting":
-    """Make the smoke test's setting on the stack of the environment, with a new temporary folder."""
+    """Return the smoke test's setting for the stack of the environment, with a new temporary folder."""
     from launch.recipes.stacks import STACK_VARIABLE, all_pins
     from launch.smoke.setting import Setting
 
@@ -133,7 +133,7 @@ def _setting(steps: int, minutes: float) -> "Setting":
 
 
 def _try(setting: "Setting", wanted: list[str], out: Path | None, printed: bool) -> NoReturn:
-    """Carry out what is wanted of the smoke test, with its JSON in a file, on stdout, or both."""
+    """Run the requested parts of the smoke test, with JSON in a file, on stdout, or both."""
     from rich.console import Console
 
     from ascend_quant.smoke.probes import UnknownProbe, is_in
@@ -173,7 +173,7 @@ def _try(setting: "Setting", wanted: list[str], out: Path | None, printed: bool)
 
 
 def _read(files: list[Path], write: bool, as_json: bool) -> NoReturn:
-    """Show what the files say of each probe."""
+    """Print the result of each probe in the files."""
     from rich.console import Console
 
     from ascend_quant.smoke.results import FAILED as FAILED_PROBE
@@ -202,7 +202,7 @@ def _read(files: list[Path], write: bool, as_json: bool) -> NoReturn:
 
 
 def _earlier(out: Path, setting: "Setting", wanted: list[str], console: "Console") -> dict[str, Any] | None:
-    """Load the results of an earlier run of this command that goes on; None where the file begins anew."""
+    """Load the results of an earlier run to continue; None if the file is new."""
     from launch.smoke.parts import differences
 
     if not out.is_file():

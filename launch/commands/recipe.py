@@ -1,4 +1,4 @@
-"""`run.sh recipe list` and `show`: the recipes and their settings of verl; `run.sh data`: data sets."""
+"""`run.sh recipe list` and `show`: recipes and their verl settings; `run.sh data`: data sets."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import typer
 
 from ascend_quant.terminal.exits import FAILED, WRONG_USE, fail
 
-WIDTH = 110  # of the table: a name that is cut off can not be copied
+WIDTH = 110  # of the table, so that names are not truncated
 RecipeName = Annotated[str, typer.Argument(help="A recipe's name, or the path of a .yaml file.")]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the recipe; repeatable.")
@@ -21,12 +21,12 @@ DataOption = Annotated[
     str | None,
     typer.Option(help="Folder of the data sets on the hosts, or the files: TRAIN or TRAIN,VALIDATION."),
 ]
-DATA_FILES = (".parquet", ".json", ".jsonl")  # what verl reads
+DATA_FILES = (".parquet", ".json", ".jsonl")  # that verl can read
 recipe_app = typer.Typer(no_args_is_help=True, help="What can be trained: recipes in configs/recipes.")
 
 
 class DataName(str, Enum):
-    """Names of the data sets that `run.sh data` makes."""
+    """Names of the data sets that `run.sh data` prepares."""
 
     gsm8k = "gsm8k"
     dapo_math = "dapo-math-17k"
@@ -34,16 +34,16 @@ class DataName(str, Enum):
 
 
 def pairs(changes: Sequence[str]) -> list[tuple[str, str]]:
-    """Parse --set KEY=VALUE .. in order, since the last one wins; one without "=" is an error."""
+    """Parse --set KEY=VALUE .. in order, since the last one has priority; one without "=" is an error."""
     if wrong := [change for change in changes if "=" not in change]:
         fail(f"--set {wrong[0]}: write KEY=VALUE, as --set nodes=1", WRONG_USE)
     return [(key, value) for key, _, value in (change.partition("=") for change in changes)]
 
 
 def of_data(changes: Sequence[str] | None, data: str | None) -> tuple[list[tuple[str, str]], str | None]:
-    """Return the recipe's changes and the data folder: files in --data become changes; a single one serves for both.
+    """Return the recipe's changes and the data folder: files in --data become changes; a single file is used for both.
 
-    A value that is neither a folder nor files, by its commas or its suffix, is an error.
+    A value that is neither a folder nor files, by its commas and suffix, is an error.
     """
     made = pairs(changes or [])
     if not data or _is_folder(data):
@@ -61,7 +61,7 @@ def of_data(changes: Sequence[str] | None, data: str | None) -> tuple[list[tuple
 
 
 def _is_folder(data: str) -> bool:
-    """Return whether --data is a folder here, or may be one on other hosts: it has no comma and no file suffix."""
+    """Return whether --data is a folder here, or may be one on other hosts, as it has no comma and no file suffix."""
     like_files = "," in data or re.fullmatch(r"\.[A-Za-z]\w*", os.path.splitext(data)[1])
     return os.path.isdir(data) or not (like_files or os.path.isfile(data))
 

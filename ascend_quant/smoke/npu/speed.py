@@ -112,7 +112,7 @@ def refit_calls(on: On) -> Seen:
 
 
 def judged(way: str, found: list[dict[str, Any]], said: list[str]) -> Seen:
-    """Judge the profile by its kernels and by reported synchronizations, both allowed without the fused operators."""
+    """Check that fused operators synchronize no more than necessary, and do not use the AI CPU."""
     waits = sum("synchroniz" in one for one in said)
     slow = [one["name"] for one in found if one["on"] == AI_CPU]
     microseconds = round(sum(one["us"] for one in found), 1)

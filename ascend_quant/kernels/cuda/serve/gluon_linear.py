@@ -226,7 +226,7 @@ def _added(
     partial, arrived = shared
     inside = _inside(BLOCK_M, BLOCK_N, LAYOUT)
     inside_more = BLOCK_M * BLOCK_N + _inside(WARP_GROUP, BLOCK_N, LAYOUT_MORE)
-    own = gl.program_id(0) * 2 + (first == 0).to(gl.int32)  # a program begins in the middle of at most one tile
+    own = gl.program_id(0) * 2 + (first == 0).to(gl.int32)  # a program has the first step of one tile at most
     gl.store(partial + own.to(gl.int64) * PLACE + inside, sums)
     if MORE:
         gl.store(partial + own.to(gl.int64) * PLACE + inside_more, more)

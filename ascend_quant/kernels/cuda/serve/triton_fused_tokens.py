@@ -16,7 +16,7 @@ from ascend_quant.kernels.cuda.triton_early import launch, starts_early, wait
 
 MINUS_LOG2_E = tl.constexpr(-math.log2(math.e))
 PER_WARP = 256  # elements of a norm's row per warp: threads then store the elements that they have loaded
-WARPS = {8192: 8}  # by row length; rows of SiLU of which this many warps would be too many
+WARPS = {8192: 8}  # by row length of norms, if MOST_WARPS would be too many
 MOST_WARPS = 16
 
 

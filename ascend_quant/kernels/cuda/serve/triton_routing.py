@@ -7,7 +7,7 @@ graph serves every routing.
 
 Programs sort without waiting for each other: each handles one expert and one segment of the pairs, and derives its
 position from the numbers of pairs per expert. A small number of pairs is one segment, which every program counts
-itself; more pairs are counted by a launch before.
+itself; more pairs are counted by a separate launch.
 """
 
 import triton
