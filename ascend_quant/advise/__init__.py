@@ -6,5 +6,4 @@ roofline.py  devices, and the estimated time of a decode step and of a rollout
 
 
 class AdviceError(ValueError):
-    """Raised for a model, a device or a workload that the estimate does not cover; the message says why and what to
-    change."""
+    """Raised for a model, device or workload that the estimate does not cover; the message says what to change."""

@@ -66,14 +66,12 @@ class Model:
         return BF16 * kept + self.layers * sum((item * k + scale) * n for k, n in matrices)
 
     def cache_bytes(self, cache: str) -> int:
-        """Return the bytes of one token's keys and values; an INT8 cache has a float32 scale for each head of
-        either."""
+        """Return the bytes of one token's keys and values; an INT8 cache has a float32 scale per key and value head."""
         head = BF16 * self.head_dim if cache == "bf16" else CODE * self.head_dim + SCALE
         return self.layers * 2 * self.kv_heads * head
 
     def on_each_of(self, devices: int) -> "Model":
-        """Return one device's share with this tensor-parallel size; key/value heads are replicated if there are too
-        few.
+        """Return one device's share with this tensor-parallel size; few key/value heads are replicated.
 
         Raises:
             AdviceError: heads or widths are not divisible.

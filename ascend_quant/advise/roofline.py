@@ -159,8 +159,7 @@ class Step:
         return busy + kernels * self.device.kernel + (PIPELINE_SECONDS if operations else 0)
 
     def _product(self, rows: float, matrix: Matrix, copies: float = 1) -> float:
-        """Return the seconds of x_MK @ w_NK.T with `rows` rows for each of `copies` weights, in one kernel with BF16
-        output."""
+        """Return the seconds of x_MK @ w_NK.T with `rows` rows for each of `copies` weights, in one kernel."""
         k, n = matrix
         item, scale = (BF16, 0) if self.row.scheme == "bf16" else (CODE, SCALE)
         moved = copies * (n * (item * k + scale) + rows * (item * k + scale + BF16 * n))

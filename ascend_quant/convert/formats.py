@@ -68,8 +68,7 @@ def held_by(format: str) -> list[str]:
 
 
 def tensors(format: str, scheme: Scheme, name: str, shape: tuple[int, int]) -> dict[str, Spec]:
-    """Return the tensors of a quantized weight `name` (ending in .weight), (N, K): codes, scales, then constant
-    ones."""
+    """Return the tensors of a quantized weight `name` (ending in .weight), (N, K): codes, scales, constants."""
     found = definition_of(scheme).tensors(format, name, *shape)
     return {tensor: Spec(*spec) for tensor, spec in found.items()}
 

@@ -17,8 +17,7 @@ SCALE_DTYPES = (*FLOATS, "F8_E8M0")
 
 
 def codes_and_scale(checkpoint: Checkpoint, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return float8_e4m3fn codes (N, K) and float32 scales of an FP8 weight: (N), (), or (ceil(N / 128), ceil(K /
-    128)).
+    """Return float8_e4m3fn codes (N, K) and float32 scales: (N), (), or (ceil(N / 128), ceil(K / 128)).
 
     Raises:
         BadCheckpoint: see `find_scale` and `check_scale`; or the weight has zero points.

@@ -123,8 +123,7 @@ def _ties(built: Any) -> dict[str, str]:
 
 
 def _renamed(name: str, mapping: Mapping[str, str]) -> str:
-    """Return the name under which transformers 4 saves `name`; `mapping` maps checkpoint names (regex) to the
-    model's."""
+    """Return the name under which transformers 4 saves `name`; `mapping` is from checkpoint names (regex)."""
     for saved, own in mapping.items():
         if re.match(own, name):
             return re.sub(f"^{own}", re.sub(r"\(.*\)", "", saved.lstrip("^")), name)

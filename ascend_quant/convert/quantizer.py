@@ -118,8 +118,7 @@ def open_device(name: str) -> torch.device:
 
 
 def check_device(device: torch.device, scheme: Scheme) -> None:
-    """Quantize a small weight on the device, and compare it with the oracle on the host, since devices round
-    differently.
+    """Quantize a small weight on the device, and compare it with the oracle's result on the host.
 
     Raises:
         BadCheckpoint: the device gives other codes, or does not support their dtype.

@@ -66,8 +66,7 @@ def plain_config(config: dict) -> dict:
 
 
 def becoming_bf16(config: dict) -> set[str]:
-    """Return the dtypes of tensors that become BF16: float16 and the model's own; other float32 tensors are
-    intended."""
+    """Return the dtypes of tensors that become BF16: float16 and the model's own; other float32 tensors stay."""
     parts = config, config.get(TEXT) or {}
     own = next((part[key] for part in parts for key in DTYPE_KEYS if part.get(key)), None)
     return {"F16", *(stored for name, stored in DTYPES.items() if name == own)}

@@ -135,8 +135,7 @@ def _divisor(name: str, size: int, ranks: int) -> int:
 
 
 def _other(name: str, module: nn.Module) -> Change | None:
-    """Return the change of any other module; None for containers, and for modules that already compute as the engine
-    does."""
+    """Return the change of another module; None for containers, and for modules that are already exact."""
     kind, leaf = type(module), name.rpartition(".")[2]
     if isinstance(module, (ExactNorm, ExactMLP, ExactRouter, ExactLinear, ExactExperts, ExactAngles)):
         raise NotExact(f"{name} is already exact: build a new model")

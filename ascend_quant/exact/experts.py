@@ -20,8 +20,7 @@ class ExactRouter:
     """Mixin before a router's class: softmax over all experts, then the `top_k` largest, renormalized if configured."""
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return logits (M, E), weights (M, T) as the engine's router gives them, not rounded to BF16, and experts (M,
-        T)."""
+        """Return logits (M, E), the engine's routing weights (M, T), not rounded to BF16, and experts (M, T)."""
         x_MK = hidden.reshape(-1, hidden.shape[-1])
         logits_ME = straight_through(router_product, gradients_of(F.linear), x_MK, self.weight)
         with torch.no_grad():
@@ -103,7 +102,6 @@ def _codes(w_ENK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def holds_experts(module: nn.Module) -> bool:
-    """Return whether these are SwiGLU experts in tensors (E, 2 * intermediate, hidden) and (E, hidden,
-    intermediate)."""
+    """Return whether these are SwiGLU experts in tensors (E, 2 * intermediate, hidden) and (E, hidden, ..)."""
     gate_up, down = (getattr(module, name, None) for name in ("gate_up_proj", "down_proj"))
     return gate_up is not None and down is not None and not getattr(module, "is_transposed", False)

@@ -16,8 +16,7 @@ from torch import nn
 
 @cache
 def exact_class(mixin: type, kind: type[nn.Module]) -> type[nn.Module]:
-    """Subclass a module's class with the forward of `mixin`, under the same name, on which loaders and recorders
-    rely."""
+    """Subclass a module's class with the forward of `mixin`; keeps the name, on which loaders rely."""
     return type(kind.__name__, (mixin, kind), {})
 
 

@@ -70,8 +70,7 @@ def attend(
 
 
 def refuse(module: torch.nn.Module, attention: str, asked: dict[str, Any]) -> None:
-    """Raise NotImplementedError for arguments of transformers' attention that are not supported, unless they are
-    None."""
+    """Raise NotImplementedError for unsupported arguments of transformers' attention, unless they are None."""
     if found := [f"{what}={value}" for what, value in asked.items() if value is not None]:
         raise NotImplementedError(
             f"{type(module).__name__}: {attention} has no {', '.join(found)}; use another attention implementation"
@@ -79,8 +78,7 @@ def refuse(module: torch.nn.Module, attention: str, asked: dict[str, Any]) -> No
 
 
 def once(tensor: torch.Tensor, read: Callable[..., Sequences], *more: Any) -> Sequences:
-    """Return `read(tensor, *more)`, cached on the tensor, so that all layers and checkpointing's second forward share
-    it.
+    """Return `read(tensor, *more)`, cached on the tensor for all layers and checkpointing's second forward.
 
     Reading waits for the device, which would be idle if every layer did so.
     """

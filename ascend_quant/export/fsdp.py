@@ -70,8 +70,7 @@ class Shards:
         return whole
 
     def _layout(self, name: str, tensor: DTensor) -> tuple[list[int], int | None]:
-        """Return the ranks of one replica, in order, and the dimension over which a tensor is sharded (None if
-        replicated)."""
+        """Return the ranks of one replica, in order, and the sharded dimension of a tensor (None if replicated)."""
         mesh, placements = tensor.device_mesh.mesh, tensor.placements
         cut = [at for at, placement in enumerate(placements) if not isinstance(placement, Replicate)]
         if len(cut) > 1 or any(type(placements[at]) is not Shard for at in cut) or mesh.max() >= len(self._ranks):

@@ -23,8 +23,7 @@ ADAPTER, PARTS = ".lora_", ("A.default.weight", "B.default.weight")
 
 
 def merged(shards: Shards, expected: Expected) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor of the model, in the dtype in which it was trained, or float32 if an adapter is merged into
-    it.
+    """Yield every tensor of the model in its training dtype, or in float32 if an adapter is merged into it.
 
     Raises:
         BadCheckpoint: an adapter has no base model, has more than lora_A and lora_B of linear layers, belongs to a tied

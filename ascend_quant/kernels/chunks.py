@@ -90,8 +90,7 @@ def _largest_of(write: Fp8Write, source: torch.Tensor, bad: torch.Tensor, rows: 
 
 
 def _bad(values: torch.Tensor, absmax: torch.Tensor | None = None) -> torch.Tensor:
-    """Count NaN and Inf elements; at least 1 if the rest of a whole row has one, since it invalidates the row's
-    absmax."""
+    """Count NaN and Inf elements; at least 1 if another part of a whole row has one, as it affects the absmax."""
     bad = (~torch.isfinite(values)).sum()
     return bad if absmax is None else torch.where(torch.isfinite(absmax).all(), bad, bad.clamp(min=1))
 

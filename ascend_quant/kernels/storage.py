@@ -30,8 +30,7 @@ class WeightLayout(Protocol):
         """Write rows, starting at row `first`."""
 
     def sampled(self) -> torch.Tensor | None:
-        """Return a view of the memory that contains every SAMPLE-th row, possibly with others; None if there is no such
-        view."""
+        """Return a view of the memory that contains every SAMPLE-th row, possibly with others; None without one."""
 
 
 class RefreshedLayout(WeightLayout, Protocol):

@@ -34,8 +34,7 @@ def key_sizes(
     k_norm_D: torch.Tensor | None,
     head: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return offset and spread (G, D), float64, of the output of a key projection, after its per-head norm if it has
-    one.
+    """Return offset and spread (G, D), float64, of a key projection's output, after a per-head norm if any.
 
     Args:
         w_NK, input_norm_K, bias_N, k_norm_D: weights in any floating dtype; None if the model has none.

@@ -1,5 +1,4 @@
-"""Quantization and dequantization of weights, and the results of layers, as defined by the scheme's file in
-`schemes/`."""
+"""Quantization and dequantization of weights, and results of layers, as defined by the files in `schemes/`."""
 
 import torch
 import torch.nn.functional as F

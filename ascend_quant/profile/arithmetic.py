@@ -69,8 +69,7 @@ def magnitudes(codes: torch.Tensor, scale: torch.Tensor, arithmetic: str) -> tup
 
 
 def _nearest(end: torch.Tensor, outwards: int, codes: torch.Tensor, scale: torch.Tensor, arithmetic: str):
-    """Return the last BF16 number that becomes |code|: `end`, or a neighbour, since it results from a rounded
-    product."""
+    """Return the last BF16 number that becomes |code|: `end`, or a neighbour, as it is a rounded product."""
     most = torch.where(codes < 0, -LOWEST, HIGHEST)
 
     def becomes(x: torch.Tensor) -> torch.Tensor:

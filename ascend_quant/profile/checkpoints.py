@@ -22,8 +22,7 @@ ADAPTER = "adapter_model"
 
 
 class BadCheckpoint(ValueError):
-    """Raised if a checkpoint, a profile or a request cannot be used; the message names the tensor or file, and the
-    fix."""
+    """Raised if a checkpoint, profile or request cannot be used; the message names the tensor or file."""
 
 
 class ModelFolder:

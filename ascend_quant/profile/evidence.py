@@ -131,8 +131,7 @@ class Evidence:
         return torch.where(closed, self.lower, chosen), torch.where(closed, self.upper, chosen)
 
     def factor(self, hint: torch.Tensor | None = None) -> torch.Tensor:
-        """Return a factor for each channel, float32 (K): a BF16 number if possible, as tools use, otherwise the
-        midpoint.
+        """Return a factor for each channel, float32 (K): a BF16 number if possible, otherwise the midpoint.
 
         Args:
             hint: (K) the factor up to BF16 rounding, from a norm; NaN if unknown.

@@ -39,8 +39,7 @@ class Solver:
                 yield bias, Rule(False, output_N)
 
     def factors(self, group: Group) -> tuple[torch.Tensor | None, dict[Pair, torch.Tensor | None]]:
-        """Find the factor (K) of the layers that read the norm, and for each pair the divisor (N) of its producer's
-        rows.
+        """Find the factor (K) of the layers that read the norm, and the divisor (N) of each pair's producer rows.
 
         None means no factor. A producer has both factors: the bounds of each narrow the other, and once the columns'
             factor is chosen, the rows' bounds are narrowed again.
@@ -71,8 +70,7 @@ class Solver:
                 yield name, Rule(False, input_K, output_N)
 
     def norm_ratio(self, name: str) -> torch.Tensor | None:
-        """Return BF16 / W8A8 (K), the factor of its readers up to BF16 rounding; NaN for 0 / 0, None if both are
-        equal."""
+        """Return BF16 / W8A8 (K), the readers' factor up to BF16 rounding; NaN for 0 / 0, None if both are equal."""
         norm, changed = self.weight(name).float(), self.w8a8.checkpoint.values(name)
         if same(norm, changed):
             return None
@@ -131,8 +129,7 @@ class Solver:
         return evidence.inverse()
 
     def all_produced(self, paired: Mapping[Pair, Evidence | None], channels: int) -> Evidence:
-        """Return producers' evidence of their columns' factor; in BF16 arithmetic only from producers without row
-        factors."""
+        """Return producers' evidence of their columns' factor; BF16 arithmetic needs producers without row factors."""
         evidence = Evidence(channels)
         for pair, rows in paired.items():
             if pair.producer in self.w8a8.quantized and (rows is None or self.arithmetic == "float32"):
@@ -142,8 +139,7 @@ class Solver:
         return evidence
 
     def explain(self, collect: Callable[[str], Evidence]) -> Evidence:
-        """Return the evidence in the arithmetic that allows a factor for the most channels, trying the last one
-        first."""
+        """Return the evidence in the arithmetic that explains the most channels, trying the last one first."""
         best, most = None, -1.0
         for arithmetic in sorted(ARITHMETICS, key=lambda one: one != self.arithmetic):
             evidence = collect(arithmetic)

@@ -61,8 +61,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def _absmax_of_whole_rows(w_NK: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return the absmax over all ranks, float32 (..., N); Inf if any rank has a NaN, since some backends' max drops
-    it."""
+    """Return the absmax over all ranks, float32 (..., N); Inf for NaN, which some backends' max drops."""
     absmax_N = w_NK.to(torch.bfloat16).abs().amax(-1).float().nan_to_num(nan=math.inf, posinf=math.inf)
     dist.all_reduce(absmax_N, dist.ReduceOp.MAX, group=group)
     return absmax_N

@@ -74,8 +74,7 @@ class CodeSnapshot:
 
 
 def _pieces(rows: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Group consecutive tensors into copies of PIECE bytes, since a copy into rows with gaps costs 0.1 ms per
-    tensor."""
+    """Group tensors into copies of PIECE bytes, since a copy into rows with gaps costs 0.1 ms per tensor."""
     piece: list[torch.Tensor] = []
     size = 0
     for part in rows:

@@ -8,8 +8,7 @@ import torch
 
 
 class Piece(NamedTuple):
-    """A matrix of a shard, with the destinations of its values and scales, and optional whole rows and static
-    scales."""
+    """A matrix of a shard, with destinations of values and scales, and optional whole rows and static scales."""
 
     source: torch.Tensor
     target: torch.Tensor

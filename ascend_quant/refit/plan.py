@@ -159,8 +159,7 @@ class Call:
 
 
 def edges_of(resident: ResidentWeight, writes: Sequence[RowWrite]) -> set[tuple[ResidentWeight, int]]:
-    """Return the blocks of a resident (by first row) that the writes cover only partly; their rows wait for the
-    rest."""
+    """Return the blocks of a resident (by first row) that the writes cover only partly."""
     copies = (write for write in writes if isinstance(write, CopyWrite))
     return {(resident, write.edge_block) for write in copies if write.edge_block is not None}
 
@@ -205,8 +204,7 @@ class Plan:
         return call, call.first_addresses(weights)
 
     def takes_codes(self) -> tuple[list[str], list[str]]:
-        """Return names of the last refit's tensors that may be sent pre-quantized (prequantized.py), and of those that
-        may not.
+        """Return names of the last refit's tensors that may be sent pre-quantized, and of those that may not.
 
         A tensor for which this rank has no parameter is in neither; other ranks may know it.
         """

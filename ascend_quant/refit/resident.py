@@ -120,8 +120,7 @@ class ResidentWeight(RowBuffer):
         return bool(self.codes) or self.data.is_floating_point()
 
     def example(self, skip_bf16_cast: bool = False, static_scale: bool = False, prequantized: bool = False) -> RowWrite:
-        """Return a write without a source into this weight's first matrix; the kernel compiled for it serves all its
-        writes.
+        """Return a write without a source into this weight's first matrix, for compiling its kernel.
 
         Args:
             skip_bf16_cast, static_scale, prequantized: see `writes`.
@@ -152,16 +151,14 @@ class ResidentWeight(RowBuffer):
         return [(self.layout or self.data, self.weight)]
 
     def sampled_codes(self) -> torch.Tensor | None:
-        """Return a view of the memory that contains the sampled rows' codes; None if there are none, or no such
-        view."""
+        """Return a view of the memory that contains the sampled rows' codes; None if there is no such view."""
         return None
 
     def refresh(self) -> None:
         """Update the buffers that the engine derives from this weight."""
 
     def edge_write(self, first_row: int) -> tuple[RowWrite, torch.Tensor]:
-        """Return the write, and its source, that quantizes the block beginning at this row once all its rows have
-        arrived.
+        """Return the write, and its source, that quantizes the block at this row once its rows have arrived.
 
         Raises:
             NotImplementedError: scales are not shared by blocks.

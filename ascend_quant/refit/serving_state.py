@@ -157,8 +157,7 @@ class ServingState:
             self._parameters.put_back()
 
     def why_not_servable(self) -> str | None:
-        """Return why the engine must not generate, as far as is known, and the fix; None if it may generate: see
-        `look`."""
+        """Return why the engine must not generate, as far as is known, and the fix; None if it may: see `look`."""
         if self._asleep is not None:
             return f"it is asleep (level {self._asleep}); wake it up"
         if self._state != "ready":

@@ -107,8 +107,7 @@ def quantize_fp8_tensor(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def quantize_fp8_blocks(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes (..., N, K) and scales (..., ceil(N / 128), ceil(K / 128)), one per (possibly partial) 128x128
-    block."""
+    """Return codes (..., N, K) and scales (..., ceil(N / 128), ceil(K / 128)), one per 128x128 block."""
     values = w_NK.to(torch.bfloat16).float()
     *stack, rows, columns = values.shape
     padded = F.pad(values, (0, -columns % BLOCK, 0, -rows % BLOCK))

@@ -113,8 +113,7 @@ def layers_of(names: Iterable[str], stacks: Mapping[str, int] = MappingProxyType
 
 
 def from_megatron(part: str, layer: int) -> list[str]:
-    """Return the checkpoint names of a module of Megatron's decoder layer: several if it is fused, none if it is no
-    layer.
+    """Return the checkpoint names of a module of Megatron's decoder layer: several if fused, none if no layer.
 
     Args:
         part: name of the module within the decoder layer.

@@ -106,8 +106,7 @@ def _prompts(batch: int) -> list[list[int]]:
 
 
 def _write(folder: Path, config: dict[str, Any]) -> None:
-    """Write the files that an engine without weights reads: the config, and the description that vllm-ascend's W8A8
-    needs."""
+    """Write the files that an engine without weights reads: config, and description for vllm-ascend's W8A8."""
     (folder / "config.json").write_text(json.dumps(config))
     layers = range(config["num_hidden_layers"])
     quantized = {f"model.layers.{layer}.{name}.weight" for layer in layers for name in LINEAR}

@@ -26,8 +26,7 @@ TRAINED = ("int8", "int4_g128", "int4_g32")  # schemes with fake quantization
 
 @probe("operators.schemes", "every scheme's codes, scales, digests and products are the definition's", ("cpu", "cuda"))
 def schemes(on: On) -> Seen:
-    """Test every scheme that the device serves; those that it does not support (such as fp8 on old GPUs) are
-    skipped."""
+    """Test every scheme that the device serves; unsupported ones (such as fp8 on old GPUs) are skipped."""
     need("vllm")  # registers its products
     seen = Seen()
     register_products(on.device.type)

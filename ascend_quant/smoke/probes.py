@@ -151,8 +151,7 @@ def carry_out(one: Probe, on: On) -> Result:
 
 @contextlib.contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
-    """End the process, with all stacks on stderr, unless the block ends in time, even if no Python code runs
-    meanwhile."""
+    """End the process, with all stacks on stderr, if the block exceeds the limit, even if Python is blocked."""
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
     try:
         yield

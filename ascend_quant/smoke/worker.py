@@ -69,8 +69,7 @@ class Extension:
             self.smoke_profiled.stop()
 
     def smoke_refit(self, folder: str, limit: int) -> int:
-        """Refit with a checkpoint's tensors, the last first, in buckets of about `limit` bytes; return the number of
-        buckets.
+        """Refit with a checkpoint's tensors, the last first, in buckets of about `limit` bytes; return their number.
 
         Raises:
             RefitError: a tensor is refused, or some are missing; the message names them.

@@ -163,8 +163,7 @@ class Receiver:
         self._count, self._is_whole = 0, False
 
     def take(self, name: str, tensor: torch.Tensor) -> list[NamedTensor]:
-        """Return a group's tensors, whose memory the next sync patches; a tensor that is not a blob is returned
-        unchanged.
+        """Return a group's tensors, whose memory the next sync patches; other tensors are returned unchanged.
 
         Raises:
             RefitError: a blob cannot be read, or is a delta relative to another base; sending all weights fixes it.

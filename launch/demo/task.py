@@ -40,8 +40,7 @@ EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 
 
 @dataclass(frozen=True)
 class Problem:
-    """A prompt, the only right answer as a model should write it, and the value that the reward compares (see
-    reward.py)."""
+    """A prompt, the only right answer, and the value that the reward compares (see reward.py)."""
 
     prompt: str
     answer: str

@@ -57,8 +57,7 @@ def make_start(choices: Choices, folder: Path, on_update: Callable[[int], None])
 
 
 def encode(pairs: list[tuple[str, str]], task: Addition) -> tuple[Tensor, Tensor]:
-    """Encode prompts and answers as right-padded rows of the task's width; labels cover the answer and its end
-    token."""
+    """Encode prompts and answers as right-padded rows; labels cover the answer and its end token."""
     numbers = vocabulary(task.alphabet)
     numbers[" "] = numbers[SPACE]
     tokens = torch.full((len(pairs), task.width), numbers[PAD])

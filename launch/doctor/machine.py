@@ -42,8 +42,7 @@ def cgroup_limits(root: Path) -> list[int]:
 
 
 def unusable(folder: str) -> str | None:
-    """Return why Ray, torch and Triton cannot use a folder for temporary files, in which they write and execute
-    files."""
+    """Return why Ray, torch and Triton cannot write and execute temporary files in a folder; None if they can."""
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"cannot be written by uid {os.getuid()}"
     return "is mounted noexec, so what is compiled there cannot be loaded" if noexec(folder) else None

@@ -41,8 +41,7 @@ def network(wanted: Wanted) -> Network:
 
 
 def links(kind: str, hosts: int, root: Path = Path("/")) -> Links:
-    """Return the links between this host's NPUs and those of others; nothing for one host, or for devices other than
-    `npu`."""
+    """Return the links between this host's NPUs and those of others; nothing for one host, or other devices."""
     if hosts == 1 or kind != "npu":
         return Links()
     config = (root / "etc" / "hccn.conf").is_file()

@@ -99,8 +99,7 @@ def choose(address: str, nic: str = "auto", found: Found | None = None) -> Wire:
 
 
 def is_here(address: str, found: Found | None = None) -> bool:
-    """Return whether an address or name is this machine's; a name known only to ssh (~/.ssh/config) is another
-    machine's."""
+    """Return whether an address or name is this machine's; names in ~/.ssh/config are not resolved."""
     carried = {ip for ips in (nics() if found is None else found).values() for ip in ips}
     try:
         ips = [ip_address(address)]

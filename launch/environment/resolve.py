@@ -30,8 +30,7 @@ HOSTS_OWN = {"address", "nic", "hccl_family", "devices", "places"}
 
 
 class Variable(NamedTuple):
-    """A row of the table. `process`: it applies to every process of its stacks, such as the demo's, not only a run's
-    hosts."""
+    """A row of the table. `process`: it applies to every process of its stacks, not only to a run's hosts."""
 
     name: str
     value: str
@@ -145,8 +144,7 @@ def rows(stack: str) -> list[Variable]:
 
 
 def environment(stack: str, current: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a process of this stack without a cluster: the table, overridden by the user's
-    variables."""
+    """Return the environment of a process of this stack without a cluster: the table and the user's variables."""
     table = {row.name: row.value.format(nic="lo") for row in rows(stack) if row.process}
     return {**table, **(os.environ if current is None else current)}
 

@@ -1,2 +1,1 @@
-"""The agent of a host: `python -m launch node` checks the host, runs Ray on it and ends the processes that it
-started."""
+"""The agent of a host: `python -m launch node` checks the host, runs Ray on it, and ends it."""

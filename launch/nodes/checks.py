@@ -89,8 +89,8 @@ class Clock:
         return self.error < float("inf")
 
     def wrong(self, whose: str = "the control host's") -> str | None:
-        """Describe the clock skew if it is too large despite the round-trip time, else None; `whose` clock is
-        compared."""
+        """Describe the clock skew if it exceeds the limit despite the round trip, else None; `whose` names the
+        clock."""
         if abs(self.offset) - self.error <= ALLOWED_SECONDS:
             return None
         ahead = "ahead of" if self.offset > 0 else "behind"

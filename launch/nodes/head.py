@@ -113,8 +113,7 @@ class Head:
         return code
 
     def look(self) -> int | None:
-        """Query Ray once: the job first, as workers may leave once it has ended; submit the job when all have
-        joined."""
+        """Query Ray once: the job first, as workers may leave after it; submit the job when all have joined."""
         if self.job is not None and (code := self.look_at_job()) is not None:
             return code
         if self.members.look(nodes(self.dashboard)):

@@ -60,8 +60,7 @@ def parse(line: str) -> Event | None:
 
 
 class Orders:
-    """The control host's orders as events: `go` (start Ray, open to `addresses`) and `ended` (end everything,
-    `why`)."""
+    """The control host's orders as events: `go` (start Ray, open to `addresses`) and `ended` (`why`)."""
 
     def __init__(self) -> None:
         self.go, self.ended = threading.Event(), threading.Event()

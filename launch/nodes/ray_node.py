@@ -274,14 +274,12 @@ def variables(plan: NodePlan, checked: Checked, token: str, own: Mapping[str, st
 
 
 def authentication(token: str) -> dict[str, str]:
-    """Return the variables that make Ray require the token; without it, anyone who reaches its dashboard can run
-    code."""
+    """Return the variables that make Ray require the token, without which its dashboard runs anyone's code."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
 
 def loopback(checked: Checked) -> dict[str, str]:
-    """Return variables that keep a run on one host, and TransferQueue, on loopback, since Ray would use a NIC's
-    address."""
+    """Return variables that keep a run on one host, and TransferQueue, on loopback instead of a NIC."""
     return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if ip_address(checked.wire.address).is_loopback else {}
 
 

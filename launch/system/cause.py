@@ -83,8 +83,7 @@ def of_log(log: Path, before: int = 0) -> Cause | None:
 
 
 def cause_in(lines: Sequence[str], before: int = 0) -> Raised | None:
-    """Find what ended the log's own process: its last exception if that is conclusive, else the first conclusive
-    one."""
+    """Find what ended the log's own process: its last exception if conclusive, else the first conclusive one."""
     begin = next((at for at in range(len(lines), before, -1) if STEP.search(lines[at - 1])), before)
     found = [one for one in exceptions(lines) if one.line > begin]
     own = [one for one in found if one.own]

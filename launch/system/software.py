@@ -135,8 +135,7 @@ def cann_version(root: Path, environment: Mapping[str, str]) -> tuple[str | None
 
 
 def chip_of_build() -> str | None:
-    """Return the chip for which the installed vllm-ascend was built: the SoC (0.10) or product (0.23) in
-    _build_info.py."""
+    """Return the chip for which the installed vllm-ascend was built, from _build_info.py: SoC or product."""
     for distribution in distributions(name="vllm-ascend"):
         file = Path(str(distribution.locate_file("vllm_ascend/_build_info.py")))
         if file.is_file():

@@ -54,8 +54,7 @@ def unquantized_of(
 def _ignored(
     found: Sequence[Candidate], renamed: dict[nn.Module, list[str]], stacks: dict[str, int], ignored: Ignored
 ) -> set[str]:
-    """Return the Megatron names of ignored candidates; an engine layer is ignored by its own names or by all of
-    these."""
+    """Return the Megatron names of ignored candidates; a layer is ignored by its own names or all of these."""
     layers = layers_of((name for names in renamed.values() for name in names), stacks)
     members: dict[Layer, list[str]] = {}
     for one in found:

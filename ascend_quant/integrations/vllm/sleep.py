@@ -40,8 +40,7 @@ def reporting_sleep(levels: int) -> Callable[[Callable], Callable]:
 
 
 def reporting_wake_up(wake_up: Callable) -> Callable:
-    """Wrap a worker's `wake_up`: the refit is notified which memory is restored; weights stay asleep without their
-    tag."""
+    """Wrap a worker's `wake_up`: the refit is notified of the restored memory; weights need their tag."""
 
     def wake_up_and_report(self, tags: list[str] | None = None) -> None:
         with _weights_asleep(self) if tags is not None and "weights" not in tags else nullcontext():
@@ -78,8 +77,7 @@ def _weights_asleep(worker: Any) -> Generator[None]:
 
 
 def _clear(runner: Any) -> None:
-    """Zero the KV cache after a wake-up, the other half of vLLM's `init_fp8_kv_scales`, so that no page keeps old
-    memory."""
+    """Zero the KV cache after a wake-up, as vLLM's `init_fp8_kv_scales` does, so that no page keeps old memory."""
     if runner.cache_config.cache_dtype != "auto":
         for cache in runner.kv_caches:
             if cache is not None:  # vLLM's own loop checks this, too

@@ -24,8 +24,7 @@ def add(part: str, seconds: float) -> None:
 
 
 def seconds_of(compilation_config: object) -> dict[str, float]:
-    """Return the seconds of each part; torch.compile's are subtracted from the trial run or warm-up that contains
-    them."""
+    """Return the seconds of each part; those of torch.compile are subtracted from the part around it."""
     found, left = dict(_seconds), float(getattr(compilation_config, "compilation_time", 0.0) or 0.0)
     if left:
         found["torch.compile"] = left

@@ -19,8 +19,7 @@ from ascend_quant.refit import RefitError
 
 
 class Int8ExpertsScheme(ExpertsScheme):
-    """vllm-ascend's W8A8 scheme for experts; its post-load hook does nothing, since the weights already have its
-    layout."""
+    """vllm-ascend's W8A8 scheme for experts; its post-load hook does nothing, as weights have its layout."""
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         after_loading(layer)

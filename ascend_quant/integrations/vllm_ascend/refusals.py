@@ -64,22 +64,19 @@ def matmul_allreduce(settings: object) -> bool:
 
 
 def moved_experts(settings: object) -> bool:
-    """Return whether vLLM's own switch moves experts (EPLB), which suffices since 0.27, only with the v2 model
-    runner."""
+    """Return whether vLLM's own EPLB switch moves experts: since 0.27, and only with the v2 model runner."""
     return in_vllm("use_v2_model_runner")(settings) and in_vllm("parallel_config.enable_eplb")(settings)
 
 
 def sleeps_in_nz(settings: object) -> bool:
-    """Return whether sleep or weight transfer is on with weights in FRACTAL_NZ; 0.23's config defaults to its
-    variable."""
+    """Return whether sleep or weight transfer is on with weights in FRACTAL_NZ, which 0.23 sets by a variable."""
     return bool(held(settings, "weight_nz_mode")) and in_vllm(
         "model_config.enable_sleep_mode", "weight_transfer_config"
     )(settings)
 
 
 def shards_further(settings: object) -> bool:
-    """Return whether o_proj, embedding or head are sharded over prefill context ranks (0.30's default for two or
-    more)."""
+    """Return whether o_proj, embedding or head are sharded over prefill context ranks (0.30: by default)."""
     of = on("enable_pcp_o_proj_weight_sharding", "enable_pcp_embedding_lmhead_weight_sharding")
     ranks = held(get_current_vllm_config(), "parallel_config.prefill_context_parallel_size", 1)
     return of(settings) and ranks > 1

@@ -51,8 +51,7 @@ def fp8_matmul(x, codes_NK, scale_N, bias_N=None) -> torch.Tensor:
 
 
 def fp8_block_matmul(x, codes_NK, scale_IJ, bias_N=None) -> torch.Tensor:
-    """Multiply x by fp8 codes with 128x128 block scales, and per-token-group activation scales for groups of 128
-    channels."""
+    """Multiply x by fp8 codes with 128x128 block scales; activations have a scale per 128 channels."""
     return _linear(_block_product, x, codes_NK, scale_IJ, bias_N)
 
 
@@ -112,8 +111,7 @@ def _int4_product(x_MK, packed, scale_NG, bias_N=None) -> torch.Tensor:
 
 
 def _as_op(function: Callable[..., torch.Tensor], name: str) -> Callable[..., torch.Tensor]:
-    """Register the function as a custom op, since torch.compile cannot trace a loop whose length depends on the
-    routing."""
+    """Register the function as a custom op, since torch.compile cannot trace a loop over routed experts."""
     op = torch.library.custom_op(f"ascend_quant::cpu_{name}", function, mutates_args=())
     op.register_fake(lambda x_MK, *_: torch.empty_like(x_MK))
     return op

@@ -29,8 +29,7 @@ def weights(*shape: int, seed: int) -> torch.Tensor:
 
 
 def awkward(*shape: int, seed: int) -> torch.Tensor:
-    """Return weights whose first rows are edge cases: zeros, tiny values, ties, halves of the absmax, and the largest
-    BF16."""
+    """Return weights whose first rows are edge cases: zeros, tiny values, ties, halves, the largest BF16."""
     w_NK, columns = weights(*shape, seed=seed), shape[-1]
     whole = torch.randint(-254, 255, (columns,), generator=generator(seed + 1)).float()
     whole[0] = 254  # the scale is 2, so odd numbers are ties

@@ -54,8 +54,7 @@ def rounding(on: On) -> Seen:
     limit_s=120,
 )
 def codes(on: On) -> Seen:
-    """Write dense weights and stacks of experts in three shards; read codes back by rows, and by torch_npu's own
-    cast."""
+    """Write dense weights and stacks of experts in three shards; read codes back by rows and by torch_npu."""
     import torch_npu
 
     seen, cast = Seen(), npu_ops.operator("npu_format_cast")
@@ -117,8 +116,7 @@ def products(on: On) -> Seen:
 
 @probe("operators.experts", "a W8A8 mixture of experts is the definition's but for rounding, by both ways", ("npu",))
 def experts(on: On) -> Seen:
-    """Compute a mixture by npu_dequant_swiglu_quant after a product, and by the fused operator; then with few
-    experts."""
+    """Compute a mixture by npu_dequant_swiglu_quant and by the fused operator; then with few experts."""
     seen = Seen()
     count, hidden, length, tokens, top = (4, 64, 64, 37, 2) if on.small else (8, 768, 2048, 256, 4)
     w13, w2 = data.weights(count, 2 * hidden, length, seed=53), data.weights(count, length, hidden, seed=54)

@@ -16,8 +16,7 @@ _HERE = "ascend_quant.integrations.verl.sending"
 
 
 def with_answered_sockets_of_this_run(original: Callable) -> Callable:
-    """Wrap `BucketedWeightSender.__init__`: its ZMQ address is unique to the run, and its sockets never hang
-    (zmq_watchdog)."""
+    """Wrap `BucketedWeightSender.__init__`: its ZMQ address is unique to the run, its sockets have a watchdog."""
     from ascend_quant.integrations.verl.sending.socket_names import socket_name_for_run
     from ascend_quant.integrations.verl.sending.zmq_watchdog import AnsweredContext
 

@@ -61,8 +61,7 @@ def check(config: Any, critic: bool) -> None:
 
 
 def without_kernel(attention: str, device: str) -> str | None:
-    """Return why FSDP's trainer lacks a kernel for an attention on a device, or None; verl fails only in its
-    workers."""
+    """Return why FSDP's trainer lacks a kernel for an attention on a device, or None if it has one."""
     if device != "npu" or attention in ON_NPUS:
         return None
     return (

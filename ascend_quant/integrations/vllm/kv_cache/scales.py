@@ -149,8 +149,7 @@ class Buffers:
 
 
 def _then_written(original: Callable[..., None], scales: KvScales, name: str) -> Callable[..., None]:
-    """Wrap a layer's `process_weights_after_loading`, which sets its KV cache scales to 1: ours are written
-    afterwards."""
+    """Wrap a layer's `process_weights_after_loading`, which sets its scales to 1: ours are written after it."""
 
     @wraps(original)
     def process(*args, **kwargs) -> None:

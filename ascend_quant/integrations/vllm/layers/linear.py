@@ -10,8 +10,7 @@ from ascend_quant.schemes import Scheme
 
 
 class QuantizedLinearMethod(LinearMethodBase):
-    """Linear method over a scheme's resident `weight` (codes) and `weight_scale`, on one rank; see
-    kernels/storage.py."""
+    """Linear method over a resident `weight` (codes) and `weight_scale`, on one rank; see kernels/storage.py."""
 
     def __init__(self, scheme: Scheme):
         self.scheme = scheme

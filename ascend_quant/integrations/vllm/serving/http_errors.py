@@ -31,8 +31,7 @@ SECONDS = 0.5  # half of the default timeout of a Kubernetes probe
 
 
 def telling(original: Callable) -> Callable:
-    """Wrap `__init__` of vLLM's serving classes: their engine raises an error for a request that failed with a
-    reason."""
+    """Wrap `__init__` of vLLM's serving classes: their engine raises an error for requests that failed."""
     error = compat.generation_error()
 
     def __init__(self, *args, **kwargs):

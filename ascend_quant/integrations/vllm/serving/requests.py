@@ -95,8 +95,7 @@ def asking(original: Callable) -> Callable:
 
 
 def lost_answers(core: object, error: Exception) -> None:
-    """Refuse permanently: vLLM stopped reading at an error, so the workers' answers may lag one call behind from now
-    on."""
+    """Refuse permanently: vLLM stopped reading at an error, so answers may lag one call behind from now on."""
     core.ascend_quant_broken = f"a call to its workers failed ({error}); restart the engine"
 
 

@@ -20,8 +20,7 @@ AT_ONCE = {16: 128, 128: 16, 512: 4}  # rows per tile, by the byte pairs of a ro
 def digests(
     tensors: Sequence[torch.Tensor | WeightLayout], first_rows: Sequence[int] = (), first_columns: Sequence[int] = ()
 ) -> torch.Tensor:
-    """Return `oracle.digest` of each tensor as int64 on their device, in at most three launches (six if some
-    are unaligned)."""
+    """Return `oracle.digest` of each tensor as int64, in at most three launches (six with unaligned ones)."""
     device = _device_of(tensors[0]) if tensors else None
     sums = torch.zeros(len(tensors), 2, dtype=torch.int64, device=device)
     tables: dict[tuple[int, bool], list[tuple[int, ...]]] = defaultdict(list)

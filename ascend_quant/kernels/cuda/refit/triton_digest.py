@@ -40,8 +40,7 @@ def digest_rows(
     ROWS: tl.constexpr,
     ALIGNED: tl.constexpr,  # addresses and row strides are multiples of 16 bytes, pairs adjacent, their number one of 8
 ):
-    """Compute digests of int16 matrices, each added to two accumulators; the number of pairs is not a compile-time
-    constant."""
+    """Compute digests of int16 matrices, each added to two accumulators; the number of pairs is dynamic."""
     tile = tl.program_id(0)
     piece = find(starts, pieces, tile)
     entry = table + piece * ENTRY
@@ -88,8 +87,7 @@ def find(starts, pieces, tile):
 
 @triton.jit
 def pairs_of(bits, SIZE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Return int32 (ROWS, pairs) from (ROWS, WIDTH) elements of SIZE bytes, sign-extended; a single byte is one
-    pair."""
+    """Return int32 (ROWS, pairs) from (ROWS, WIDTH) elements of SIZE bytes, sign-extended."""
     bits = bits.to(tl.int32)
     if SIZE == 1 and WIDTH == 1:
         return bits
@@ -124,8 +122,7 @@ def column_weight(columns, COUNT: tl.constexpr):
 
 @triton.jit
 def span_power(SPANS: tl.constexpr):
-    """Return the ratio between column weights that are this many spans apart, int32; folded to a constant when
-    compiled."""
+    """Return the ratio between column weights this many spans apart, int32; folded to a constant."""
     power, square = tl.full((), 1, tl.int32), tl.full((), FACTOR, tl.int32)
     for bit in tl.static_range(0, 16):
         if (SPANS >> bit) > 0:

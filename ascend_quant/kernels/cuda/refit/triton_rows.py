@@ -142,8 +142,7 @@ def write_rows(
 
 @triton.jit
 def _sent_scale(at, valid):
-    """Load the float32 scales whose bytes begin at these addresses, which need not be aligned; 0 for rows out of
-    range."""
+    """Load the float32 scales at these addresses, which may be unaligned; 0 for rows out of range."""
     bits = tl.zeros(valid.shape, tl.int32)
     for byte in tl.static_range(0, 4):
         bits |= (tl.load(at + byte, mask=valid, other=0).to(tl.int32) & 0xFF) << (8 * byte)

@@ -35,8 +35,7 @@ def tiles_of(choice: tuned.Choice) -> Tiles | HopperTiles | None:
 
 
 def linear(columns: int, length: int, rows: int, dtype: torch.dtype) -> Tiles | HopperTiles | None:
-    """Choose the tiles for the int8 GEMM (rows, K) x (N, K) in `dtype` on the current GPU; None for vLLM's cutlass
-    kernel.
+    """Choose the tiles for the int8 GEMM (rows, K) x (N, K) on the current GPU; None for vLLM's cutlass.
 
     Raises:
         tuned.BadTable: a file of tuned choices is invalid.
@@ -58,8 +57,7 @@ def takes_tiles(tiles: Tiles | HopperTiles) -> bool:
 
 
 def tiles_by_rule(columns: int, length: int, rows: int, processors: int) -> Tiles:
-    """Return default tiles for an untuned shape, chosen by the number of tokens; K is split if they do not fill the
-    GPU."""
+    """Return default tiles for an untuned shape; K is split if the tiles do not fill the GPU."""
     tiles = BY_ROWS[min((bucket for bucket in BY_ROWS if bucket >= rows), default=max(BY_ROWS))]
     programs = -(-rows // tiles.block_m) * -(-columns // tiles.block_n)
     split = min(processors // programs, length // LEAST_LENGTH)

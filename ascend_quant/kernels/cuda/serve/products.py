@@ -57,8 +57,7 @@ def matmul(
 
 
 def quantize_tokens(x_MK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the oracle's codes (M, K) and scales (M, 1), as an op that integrations/vllm/graphs/fusion.py finds in a
-    graph."""
+    """Return the oracle's codes (M, K) and scales (M, 1), as an op that graphs/fusion.py finds in a graph."""
     if torch.compiler.is_compiling():
         return token_ops.quantize_tokens(x_MK)
     return triton_tokens.quantize_tokens(x_MK)
@@ -85,8 +84,7 @@ def scaled_product(
     bias_N: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Multiply int8 codes and apply the scales: (M, N) in `dtype`; cutlass multiplies the two scales in the other
-    order.
+    """Multiply int8 codes and apply the scales: (M, N) in `dtype`; cutlass applies the scales in reverse order.
 
     This is a custom op because its kernel depends on M, which torch.compile would specialize; see linear_choice.py.
     """

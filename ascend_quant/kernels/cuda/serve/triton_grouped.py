@@ -129,8 +129,7 @@ def down(
     SWAP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute parts (pairs, N): the routing weight times the product of h's codes (pairs, K) with w2 (experts, N,
-    K)."""
+    """Compute parts (pairs, N): routing weight times the product of h's codes (pairs, K) and w2 (experts, N, K)."""
     block, tile = _block_and_tile(blocks, (N + BLOCK_N - 1) // BLOCK_N, GROUP_M)
     expert = tl.load(expert_of + block)  # complete: the kernel that writes it ended before `gate_up` began
     first_row = expert.to(tl.int64) * N
@@ -180,8 +179,7 @@ def combine(
 
 @triton.jit
 def _block_and_tile(blocks, TILES: tl.constexpr, GROUP_M: tl.constexpr):
-    """Return a program's block of pairs and tile of columns; GROUP_M blocks, which may share an expert, are
-    adjacent."""
+    """Return a program's block of pairs and tile of columns; GROUP_M blocks are adjacent."""
     program = tl.program_id(0)
     first = program // (GROUP_M * TILES) * GROUP_M
     at_once = tl.minimum(blocks - first, GROUP_M)

@@ -165,8 +165,7 @@ def int8_product_tiles(
 
 @triton.jit
 def _place(tile, tiles_m, tiles_n):
-    """Return a program's tile of M and of N: GROUP_M tiles of M, then the next of N, so that weights are reused in
-    L2."""
+    """Return a program's tile of M and of N: GROUP_M tiles of M, then the next of N, to reuse weights in L2."""
     in_group = GROUP_M * tiles_n
     first_m = tile // in_group * GROUP_M
     high = tl.minimum(tiles_m - first_m, GROUP_M)

@@ -16,8 +16,7 @@ WARPS, STAGES = 4, 5
 def router_tiles(
     x, w, out, M, N: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr
 ):
-    """Compute out (M, N) = x (M, K) @ w (N, K).T, summed in float32 and rounded once; one program per BLOCK x BLOCK
-    tile."""
+    """Compute out (M, N) = x (M, K) @ w (N, K).T, summed in float32, rounded once; BLOCK x BLOCK per program."""
     call_next_and_wait(PDL)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

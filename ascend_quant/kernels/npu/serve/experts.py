@@ -86,8 +86,7 @@ def fused_experts(
     w2_scale_EK: torch.Tensor,
     local_G: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute `experts` with the first product, activation and quantization fused in one operator; w13 must be
-    FRACTAL_NZ.
+    """Compute `experts` with one operator up to the second quantization, which needs w13 in FRACTAL_NZ.
 
     Raises:
         ValueError: as in `experts`; or w13 has another format, which the operator would misread (detected for real
@@ -196,8 +195,7 @@ def _routed(
 def _grouped(
     x_RK: torch.Tensor, w_ENK: torch.Tensor, end_E: torch.Tensor, dtype: torch.dtype, **scales: list[torch.Tensor]
 ) -> torch.Tensor:
-    """Return (R, N): each expert's rows times its matrix. Groups are given as ends, since counts need several
-    experts."""
+    """Return (R, N): each expert's rows times its matrix. Groups are ends, since counts need several experts."""
     [out_RN] = operator("npu_grouped_matmul")(
         [x_RK],
         [w_ENK.transpose(1, 2)],

@@ -85,8 +85,7 @@ class ExactTrainer:
             print(f"exact: probe, {found}", flush=True)  # verl suppresses our log lines below WARNING
 
     def _first_stage(self, tokens: list[int]) -> str:
-        """Compare the stages of a sequence in the engine, which has the weights of the last sync, with those in the
-        actor."""
+        """Compare the stages of a sequence in the engine, after a sync, with those in the actor."""
         engine = exact_probe.stages(self._synced()[0].servers[0], tokens)
         self.checkpoint_manager.sleep_replicas()
         ranks = self.actor_rollout_wg.exact_stages(tokens)

@@ -61,8 +61,7 @@ class Unequal(NamedTuple):
 
 
 def apply(engine: Any, ranks: int) -> Applied:
-    """Replace the forward pass of verl's training engine by that of a rollout engine with `ranks` tensor-parallel
-    ranks.
+    """Replace the forward of verl's training engine by that of a rollout engine with `ranks` ranks.
 
     Raises:
         RefitError: an environment variable makes verl compute log-probabilities in another way.

@@ -18,8 +18,7 @@ def registry() -> Any | None:
 
 
 def register_attention() -> None:
-    """Register our attention backend in each of vLLM's processes; does nothing when repeated, or without GPU or
-    registry."""
+    """Register our attention backend in each of vLLM's processes; idempotent, and a no-op without a GPU."""
     found = registry()
     if current_platform.is_cuda() and found is not None and holder(found) is None:
         found.register_backend(getattr(found.AttentionBackendEnum, NAME), PATH)
