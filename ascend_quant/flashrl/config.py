@@ -114,7 +114,7 @@ class Config(BaseModel):
     """The whole file; `configs` in YAML.
 
     Attributes:
-        replicas: at least one.
+        replicas: the entries; at least one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)

@@ -42,7 +42,7 @@ class Piece:
     """A tensor's metadata in its wire format, with the number of its rows per rank.
 
     Attributes:
-        shape, dtype: of the whole tensor in its wire format.
+        shape, dtype: shape and dtype of the whole tensor in its wire format.
         scheme: scheme of its codes, if it is sent pre-quantized.
         rows: rows per rank, with padding on the last ranks; 0 for a tensor that every rank has whole.
     """
