@@ -1,4 +1,4 @@
-"""A tensor that the engine's loaders have received: how much of it has been written, and the position of its rows."""
+"""The state of one tensor in the engine's loaders: how much of it has been written, and where its rows are."""
 
 import torch
 
@@ -50,7 +50,7 @@ class Source:
         if not along:
             return None
         length, stride = tensor.shape[along[-1]], tensor.stride(along[-1])
-        # with scales between the rows of codes
+        # rows of codes are followed by their scales
         distance = tensor.stride(-2) if self.coded and tensor.dim() > 1 else length
         behind = offset_in(shard, tensor) // stride % distance
         shape, strides = (*shard.shape[:-1], length), shard.stride()

@@ -117,7 +117,7 @@ def pair_of(
     """Return the pair that begins with `producer`."""
     consumer = producer.replace(f".{partners[0]}.", f".{partners[1]}.")
     if consumer not in names:
-        raise BadCheckpoint(f"{producer}: {consumer} is missing in the same checkpoint")
+        raise BadCheckpoint(f"{producer}: {consumer} is missing in the checkpoint")
     if not len(shapes(producer)) == len(shapes(consumer)) == 2:
         raise BadCheckpoint(f"{producer} is {shapes(producer)}, {consumer} {shapes(consumer)}: both must be matrices")
     rows, columns, head = shapes(producer)[0], shapes(consumer)[1], 1

@@ -91,15 +91,15 @@ def smoke(
         list[Path] | None,
         typer.Option(
             "--read",
-            help="Run nothing; print the results in this JSON of a run on NPUs, one line per probe. Repeatable, to "
-            "combine runs on one device and on several.",
+            help="Print the results in this JSON file of a run on NPUs, one line per probe, and run nothing. "
+            "Repeatable, to combine runs on one device and on several.",
         ),
     ] = None,
     write: Annotated[
         bool,
         typer.Option(
             "--write",
-            help="Write the results of --read into docs/ascend.md and its Chinese page; without --read, none.",
+            help="Write the results of --read (without it, an empty table) into docs/ascend.md and its Chinese page.",
         ),
     ] = False,
 ) -> None:

@@ -93,7 +93,7 @@ def list_recipes(as_json: Annotated[bool, typer.Option("--json", help="Print the
 @recipe_app.command("show")
 def show_recipe(
     name: RecipeName,
-    model: Annotated[str | None, typer.Option(help="Folder of the model.  [default: its hub id]")] = None,
+    model: Annotated[str | None, typer.Option(help="Folder of the model.  [default: the recipe's hub id]")] = None,
     data: DataOption = None,
     out: Annotated[str | None, typer.Option(help="Output folder.  [default: runs/<name>]")] = None,
     changes: Changes = None,

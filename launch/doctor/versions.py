@@ -156,6 +156,8 @@ def chip(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     elif image is None:
         yield warning(f"{soc} ({here}); the chip that vllm-ascend was built for is unknown", "use our image")
     elif image != here:
-        yield error(f"an image for {image} on {here} ({soc})", f"use the image of {wanted.stack} for {here}")
+        yield error(
+            f"the image is for {image}, but the chip is {here} ({soc})", f"use the image of {wanted.stack} for {here}"
+        )
     else:
         yield ok(f"{soc} ({here}), as the image")

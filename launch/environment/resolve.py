@@ -193,7 +193,7 @@ def counts(name: str) -> bool:
 
 
 def of_shell(shell: Mapping[str, str], own: bool) -> dict[str, str]:
-    """Return the variables that a shell passes to a host: its own (`own`), or another."""
+    """Return the variables that a shell passes to its own host (`own`), or to another one."""
     return {name: value for name, value in shell.items() if counts(name) and (own or name not in OF_HOST)}
 
 

@@ -73,7 +73,7 @@ def override_shown(override: str) -> str:
 
 
 def tree_shown(tree: Any) -> Any:
-    """Return nested mappings and lists of settings for printing."""
+    """Return nested settings for printing, without secrets."""
     if isinstance(tree, Mapping):
         return {
             name: "***" if isinstance(value, str | int) and _is_secret(str(name), str(value)) else tree_shown(value)

@@ -133,7 +133,7 @@ CASES = [
     case(versions.driver, "error", "too old for CANN 9.1.0", **npus(driver="25.0.rc1.b010")),
     case(versions.driver, "ok", "27.0.0", "CANN 9.1.0", **npus(driver="27.0.0")),
     case(versions.driver, "warning", "570.1", "580", devices=Devices("NVML", driver="570.1"), run=CUDA),
-    case(versions.chip, "error", "for A2 on A3 (ascend910_9392)", devices=A3),
+    case(versions.chip, "error", "A3 (ascend910_9392)", devices=A3),
     case(versions.chip, "error", "ascend310p3", **npus(chip="ascend310p3")),
     case(versions.chip, "warning", "vllm-ascend", **software(chip_of_image=None)),
     case(versions.packages, "error", "/x/usercustomize.py", "cleanup", **software(flashrl="/x/usercustomize.py")),

@@ -1,6 +1,6 @@
 """Monkeypatches of verl for weight syncs, on both ends: functions that are replaced at run time, and why.
 
-The list in verl/hooks.py includes them.
+They are part of the list in verl/hooks.py.
 """
 
 from collections.abc import AsyncIterator, Callable

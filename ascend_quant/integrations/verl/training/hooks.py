@@ -1,6 +1,6 @@
 """Monkeypatches of verl's training engine: functions that are replaced at run time, why, and how to disable them.
 
-The list in verl/hooks.py includes them.
+They are part of the list in verl/hooks.py.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Monkeypatches of vLLM for exact engines: functions that are replaced at run time, why, and how to disable them.
 
-The list in vllm/hooks.py includes them.
+They are part of the list in vllm/hooks.py.
 """
 
 from ascend_quant.integrations.vllm.exact import attention as exact_attention

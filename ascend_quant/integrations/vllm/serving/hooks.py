@@ -1,6 +1,6 @@
 """Monkeypatches of vLLM for requests, calls and HTTP errors: functions that are replaced at run time, and why.
 
-The list in vllm/hooks.py includes them.
+They are part of the list in vllm/hooks.py.
 """
 
 from ascend_quant.integrations.vllm.serving import calls, http_errors, requests
