@@ -128,7 +128,7 @@ def _planned(
     """Return the plan for IN and the factory of each thread's quantizer, after checking the device."""
     if not scheme.quantized:
         return plan_undoing(checkpoint, Quantized(checkpoint)), lambda: None
-    if Quantized(checkpoint).readers:  # otherwise the format gives its own reason
+    if Quantized(checkpoint).readers:  # raises its own error if they cannot be dequantized
         undo = f"undo that first: ascend-quant convert {request.source} BF16_FOLDER --scheme bf16"
         raise BadCheckpoint(f"{request.source} is already quantized ({quantization(checkpoint)}); {undo}")
     device = open_device(request.device)

@@ -166,7 +166,7 @@ class Ignored:
         """Return whether a layer is not quantized.
 
         Raises:
-            PatternError: only a part of it is.
+            PatternError: only a part of the layer is ignored.
         """
         meant = {part[0]: any([self.meet(name) for name in part]) for part in layer.parts}  # marks all used
         if all(meant.values()) or not any(meant.values()):
