@@ -87,8 +87,10 @@ class RefitHttpServer(vLLMHttpServer):
         await super().sleep()
 
     async def release_kv_cache(self) -> None:
-        """Release the KV cache for a sync from another device, unless the sync's buffers fit beside it: then neither
-        the cache, which is empty by now, nor the weights are released and allocated again."""
+        """Release the KV cache for a sync to a disaggregated engine, unless the sync's buffers fit beside it.
+
+        If they fit, neither the cache, which is empty by now, nor the weights are released and allocated again.
+        """
         self._cache_stays = await self._has_room_beside()
         if not self._cache_stays:
             await super().release_kv_cache()

@@ -61,7 +61,7 @@ def check(config: Any, critic: bool) -> None:
 
 
 def without_kernel(attention: str, device: str) -> str | None:
-    """Return why FSDP's trainer lacks a kernel for an attention on a device, or None if it has one."""
+    """Return an error message if FSDP's trainer has no kernel for an attention on a device, otherwise None."""
     if device != "npu" or attention in ON_NPUS:
         return None
     return (
@@ -71,7 +71,7 @@ def without_kernel(attention: str, device: str) -> str | None:
 
 
 def without_exchange(attention: str, ranks: int, device: str) -> str | None:
-    """Return why an attention does not support Ulysses with this many ranks, or None if it does."""
+    """Return an error message if an attention does not support Ulysses with this many ranks, otherwise None."""
     if ranks == 1 or attention not in WITHOUT_EXCHANGE:
         return None
     instead = f"++{NAME_KEY}={FLASH}" if device == "npu" else WHAT_TO_SET
