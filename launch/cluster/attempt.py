@@ -31,9 +31,9 @@ class Interrupt:
     SIGTERM and a closed terminal count as one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
         self.count = 0
-        for number in SIGNALS:
+        for number in signals:
             signal.signal(number, self._take)
 
     def _take(self, *_: object) -> None:

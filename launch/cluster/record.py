@@ -50,7 +50,9 @@ class Told(Fields):
     """Content of a run's record; the inventory is without variables.
 
     Attributes:
+        inventory: None where the run is on a Ray cluster that was there.
         local: which of the inventory's hosts are the machine that controls the run.
+        ray: the address of that cluster's dashboard.
         cause: why it failed.
     """
 
@@ -58,8 +60,9 @@ class Told(Fields):
     recipe: str
     state: Literal["running", "done", "failed", "not formed", "stopped"]
     control: Control
-    inventory: Inventory
-    local: list[bool]
+    inventory: Inventory | None = None
+    local: list[bool] = Field(default_factory=list)
+    ray: str | None = None
     restarts: int = 0
     cause: dict[str, str] | None = None
 
@@ -77,17 +80,21 @@ class Record:
         Raises:
             LaunchError: `runs` or the run's folder belongs to another user.
         """
+        inventory = without_variables(plan.inventory)
+        return cls.begin(runs, run=plan.run, recipe=plan.recipe, inventory=inventory, local=plan.local)
+
+    @classmethod
+    def begin(cls, runs: Path, **where: Any) -> "Record":
+        """Create the record of a run that starts now; `where` it is, and its names, are fields of the record.
+
+        Raises:
+            LaunchError: as for `create`.
+        """
         this = psutil.Process()
-        told = Told(
-            run=plan.run,
-            recipe=plan.recipe,
-            state=RUNNING,
-            control=Control(host=socket.gethostname(), pid=this.pid, started=this.create_time()),
-            inventory=without_variables(plan.inventory),
-            local=plan.local,
-        )
+        control = Control(host=socket.gethostname(), pid=this.pid, started=this.create_time())
+        told = Told(state=RUNNING, control=control, **where)
         private.make_folder(runs)
-        record = cls(private.make_folder(runs / plan.run), told)
+        record = cls(private.make_folder(runs / told.run), told)
         record.save()
         return record
 
@@ -216,7 +223,7 @@ def plain(host: str) -> str:
 
 
 class Status:
-    """Live status line of a run, for people."""
+    """Live status line of a run, for people; `hosts` are those that join it, 0 where they are there already."""
 
     def __init__(self, console: Console, hosts: int) -> None:
         self.console, self.hosts = console, hosts
@@ -236,9 +243,8 @@ class Status:
 
     def text(self) -> str:
         """Return the status as one line, without the time."""
-        parts = [f"joined {self.joined}/{self.hosts}", self.doing]
-        if self.job:
-            parts[1] = f"job {self.job}"
+        parts = [f"joined {self.joined}/{self.hosts}"] if self.hosts else []
+        parts.append(f"job {self.job}" if self.job else self.doing)
         if self.step:
             parts.append(f"step {self.step} of {self.steps}" if self.steps else f"step {self.step}")
         return " · ".join(parts)

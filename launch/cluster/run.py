@@ -112,8 +112,31 @@ def stop(run: str | None, runs: Path = RUNS) -> int:
         return WRONG_USE
     for problem in problems:
         print(problem, file=sys.stderr)
-    hosts = record.told.inventory.hosts
     end_control(record, console)
+    code = stop_hosts(record, console) if record.told.ray is None else stop_jobs(record, console)
+    if code == DONE and record.told.state == RUNNING:
+        record.change(state="stopped")
+    return code
+
+
+def stop_jobs(record: Record, console: Console) -> int:
+    """End a run on a Ray cluster that was there."""
+    from launch.ray_jobs.cluster import connect
+
+    told = record.told
+    try:
+        with waiting(f"run {told.run}: asking {told.ray}"):
+            ended = connect(told.ray)[0].stop_run(told.run)
+    except (LaunchError, OSError) as error:
+        console.print(f"{told.ray}: could not be ended: {error}", markup=False)
+        return FAILED
+    console.print(f"{told.ray}: {', '.join(ended) + ' ended' if ended else 'nothing left'}", markup=False)
+    return DONE
+
+
+def stop_hosts(record: Record, console: Console) -> int:
+    """End a run on each of its inventory's hosts."""
+    hosts = record.told.inventory.hosts
     with waiting(f"run {record.told.run}: asking {len(hosts)} hosts"), ThreadPoolExecutor(len(hosts)) as threads:
         told = record.told
         end = threads.map(lambda host: end_on(told.run, told.inventory, host, told.local[host]), range(len(hosts)))
@@ -121,11 +144,7 @@ def stop(run: str | None, runs: Path = RUNS) -> int:
     for host, (count, why) in zip(hosts, answers, strict=True):
         done = f"{count} ended" if count else "nothing left"
         console.print(f"{host.address}: {f'could not be ended: {why}' if count is None else done}", markup=False)
-    if any(count is None for count, _ in answers):
-        return FAILED
-    if record.told.state == RUNNING:
-        record.change(state="stopped")
-    return DONE
+    return FAILED if any(count is None for count, _ in answers) else DONE
 
 
 def end_control(record: Record, console: Console) -> None:

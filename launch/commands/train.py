@@ -20,6 +20,7 @@ from launch.commands.recipe import Changes, DataOption, RecipeName, of_data
 if TYPE_CHECKING:
     from launch.cluster.inventory import Inventory
     from launch.plan import Plan
+    from launch.recipes import Paths, Recipe
 
 NOT_FORMED = 3  # a host would stop, or cannot be asked
 
@@ -32,6 +33,13 @@ def train(
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="An inventory's name, or the path of a .yaml file.  [default: this machine]")
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Train on a Ray cluster that is there: the address of its dashboard, as http://HOST:8265.",
+        ),
     ] = None,
     changes: Changes = None,
     model: Annotated[
@@ -53,7 +61,7 @@ def train(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run, print JSON.")] = False,
 ) -> None:
-    """Train a recipe with verl on a Ray cluster of its own.
+    """Train a recipe with verl on a Ray cluster of its own, or with --ray on one that is there.
 
     Exit status: 0 on success; 1 if the run failed (the last lines name the cause); 2 for wrong usage, or settings that
     verl refuses; 3 if the cluster did not form (with --dry-run: if a check on a host failed, or a host could not be
@@ -70,9 +78,17 @@ def train(
         fail("--json works only with --dry-run: add it", WRONG_USE)
     if on_this_node and cluster is None:
         fail("--on-this-node: name the inventory of all hosts with --cluster", WRONG_USE)
+    if ray is not None and (cluster is not None or on_this_node):
+        fail(
+            "--ray with --cluster or --on-this-node: the hosts are those of that Ray; leave the other out",
+            WRONG_USE,
+        )
     try:
         made, folder = of_data(changes, data)
         chosen = load_recipe(recipe, changes=made)
+        if ray is not None:
+            paths = paths_on(chosen, model, folder, out)
+            raise typer.Exit(train_on(ray, chosen, paths, overrides or [], restart, dry_run, as_json))
         inventory = load(cluster) if cluster is not None else this_machine(chosen.stack)
         local, number = locals_of(inventory), new_run()
         here = own_number(inventory, local, chosen.nodes) if on_this_node else None
@@ -84,6 +100,49 @@ def train(
     except LaunchError as error:
         fail(str(error), WRONG_USE)
     raise typer.Exit(code)
+
+
+def paths_on(recipe: "Recipe", model: str | None, data: str | None, out: str | None) -> "Paths":
+    """Return the paths of a run on a cluster of which only its Ray is known.
+
+    Raises:
+        LaunchError: one has no default there.
+    """
+    from launch import LaunchError
+    from launch.inputs.model import place
+    from launch.recipes import paths_of
+
+    if data is None and (recipe.data.name or not (model or recipe.model.hub)):
+        raise LaunchError("--data is missing: with --ray, say which folder of the cluster's nodes it is")
+    if out is None:
+        raise LaunchError("--out is missing: with --ray, say which folder that the cluster's nodes share it is")
+    return paths_of(recipe, model and place(model), os.path.abspath(data or ""), os.path.abspath(out))
+
+
+def train_on(
+    address: str,
+    recipe: "Recipe",
+    paths: "Paths",
+    overrides: Sequence[str],
+    restarts: int,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Train on a Ray cluster that is there, or show what would be submitted; returns the exit code."""
+    from launch.plan.make import new_run
+    from launch.ray_jobs.cluster import connect
+    from launch.ray_jobs.dry_run import described, text
+    from launch.ray_jobs.plan import make
+    from launch.ray_jobs.run import run
+
+    plan = make(recipe, paths, new_run(), overrides, shell=os.environ, restarts=restarts)
+    cluster, note = connect(address, recipe.stack)
+    plan.notes.extend(filter(None, [note]))
+    if not dry_run:
+        return run(plan, cluster, restarts)
+    tree = described(plan, cluster)
+    typer.echo(json.dumps(tree, indent=1) if as_json else text(tree))
+    return NOT_FORMED if tree["problems"] else 0
 
 
 def own_number(inventory: "Inventory", local: Sequence[bool], nodes: int) -> int:

@@ -152,7 +152,9 @@ def job(job: Job) -> dict[str, Any]:
 def text(plan: dict[str, Any]) -> str:
     """Format the plan that `described` made; its last lines say what would stop the run."""
     hosts = plan["hosts"]
-    return "\n".join([*_head(plan), *(line for one in hosts for line in _host(one)), *_job(plan["job"]), *_end(hosts)])
+    return "\n".join(
+        [*_head(plan), *(line for one in hosts for line in _host(one)), *job_lines(plan["job"]), *_end(hosts)]
+    )
 
 
 def _head(plan: dict[str, Any]) -> Iterator[str]:
@@ -183,7 +185,8 @@ def _variable(one: dict[str, Any]) -> str:
     return f"{one['name']}={one['value']}  # {one['source']}{instead}"
 
 
-def _job(job: dict[str, Any]) -> Iterator[str]:
+def job_lines(job: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines that tell people of a job."""
     yield ""
     yield "job on the head, through Ray's job API"
     if job["files"]:

@@ -64,7 +64,7 @@ def make(
     resolved = resolve(recipe, paths)
     overrides = [*resolved.overrides, *extra]
     found = [*extra_problems(recipe, extra), *problems(recipe, inventory, paths)]
-    found += _attention(recipe, overrides)
+    found += attention_problems(recipe, overrides)
     if found:
         raise LaunchError("\n".join(found))
     hosts, ports = inventory.hosts[: recipe.nodes], inventory.ports
@@ -231,7 +231,7 @@ def _mounted(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str
             )
 
 
-def _attention(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
+def attention_problems(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
     """List problems of the trainer's attention; Megatron has its own, which ignores the setting of transformers'.
 
     This is checked for every stack, since with verl's own entry, as on ascend-cann8.5, nothing else checks it before

@@ -32,12 +32,17 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEV
 
 def verl_problems(plan: Plan) -> tuple[list[str], str | None]:
     """List what verl would refuse of the job's settings, a line each; and why they could not be checked, if so."""
-    stack, here = plan.inventory.stack, installed()
+    return problems_of(plan.inventory.stack, next(node.job for node in plan.nodes if node.job).entrypoint)
+
+
+def problems_of(stack: str, entrypoint: list[str]) -> tuple[list[str], str | None]:
+    """List what the verl of a stack would refuse of a job's arguments, as `verl_problems` does."""
+    here = installed()
     wanted = verl_of(stack).name
     if here is None or wanted.split()[0] != here:
         what = f"verl {here}" if here else "no verl"
         return [], f"verl's settings were not checked: this Python has {what}, but stack {stack} has verl {wanted}"
-    found, unchecked = asked(next(node.job for node in plan.nodes if node.job).entrypoint[2:])  # behind -m MODULE
+    found, unchecked = asked(entrypoint[2:])  # behind -m MODULE
     return [f"verl {here}: {line}" for line in found], unchecked and f"verl's settings were not checked: {unchecked}"
 
 

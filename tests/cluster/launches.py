@@ -12,7 +12,7 @@ from cluster.keys import Keys
 from cluster.running import Running
 
 HERE = Path(__file__).parent
-LONG = pytest.mark.long("launch/cluster", "launch/cluster/inventory.py", "launch/nodes", "launch/plan", "tests/cluster")
+LONG = pytest.mark.long("launch/cluster", "launch/nodes", "launch/plan", "launch/ray_jobs", "tests/cluster")
 
 
 class Launches:
