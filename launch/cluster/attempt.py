@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from ipaddress import ip_address
 
 from ascend_quant.terminal.exits import FAILED, INTERRUPTED, NOT_FORMED
@@ -28,7 +28,7 @@ END_SECONDS = 40
 class Interrupt:
     """Counter of Ctrl-C from its creation on: the first one ends the run in order, the second one at once.
 
-    SIGTERM and a closed terminal count as one.
+    SIGTERM and, where `signals` has it, a closed terminal count as one.
     """
 
     def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
@@ -42,7 +42,7 @@ class Interrupt:
 
 @dataclass(frozen=True)
 class Desk:
-    """State that all attempts of a run share.
+    """State that all attempts of a run share; all but the first four is of a run that starts Ray itself.
 
     Attributes:
         mine: the numbers of the hosts that this process starts: all, or the own one (--on-this-node).
@@ -50,13 +50,13 @@ class Desk:
         meeting: the file by which the hosts meet, with --on-this-node.
     """
 
-    mine: list[int]
-    token: str
-    meeting: str | None
     record: Record
     logs: Logs
     status: Status
     interrupt: Interrupt
+    mine: list[int] = field(default_factory=list)
+    token: str = ""
+    meeting: str | None = None
 
 
 class Attempt:

@@ -14,7 +14,9 @@ works after a crash too. Only what carries the run's id is ended, and nothing th
 
 import os
 import secrets
+import signal
 import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,11 +26,11 @@ from rich.console import Console
 from ascend_quant.terminal.exits import DONE, FAILED, INTERRUPTED, NOT_FORMED, WRONG_USE
 from ascend_quant.terminal.progress import waiting
 from launch import LaunchError
-from launch.cluster.attempt import Attempt, Desk, Interrupt
+from launch.cluster.attempt import SIGNALS, Attempt, Desk, Interrupt
 from launch.cluster.hosts import Outcome
 from launch.cluster.record import RUNNING, RUNS, Logs, Record, Status, find
 from launch.cluster.transport import end_on
-from launch.plan import Plan
+from launch.plan import Job, Plan
 from launch.system.cause import Cause
 from launch.system.processes import still_running
 
@@ -38,7 +40,7 @@ STATES = {DONE: "done", FAILED: "failed", NOT_FORMED: "not formed", INTERRUPTED:
 SAID = {
     DONE: "done",
     FAILED: "the run failed",
-    NOT_FORMED: "the cluster did not form",
+    NOT_FORMED: "the run did not start",
     INTERRUPTED: "ended on request",
 }
 MEETING = ".ray_meeting.json"
@@ -54,34 +56,48 @@ def run(plan: Plan, restarts: int, here: int | None = None) -> int:
     """
     mine = list(range(len(plan.nodes))) if here is None else [here]
     meeting = f"{plan.out}/{MEETING}" if here is not None and len(plan.nodes) > 1 else None
-    record, console = Record.create(plan), Console(soft_wrap=True)
-    logs = Logs(record.folder)
     token = os.environ.get(TOKEN) or secrets.token_hex(32)
-    outcome = Outcome(FAILED)
+
+    def attempt(desk: Desk, number: int) -> Outcome:
+        known = replace(desk, mine=mine, token=token, meeting=meeting)
+        return Attempt(again(plan, number), known, patient=number > 0).run()
+
+    return conduct(Record.create(plan), len(plan.nodes), restarts, attempt)
+
+
+def conduct(
+    record: Record,
+    hosts: int,
+    restarts: int,
+    attempt: Callable[[Desk, int], Outcome],
+    signals: Sequence[signal.Signals] = SIGNALS,
+) -> int:
+    """Make attempts until one does not fail or restarts are used up, and tell and record it all; returns the exit code.
+
+    Args:
+        hosts: how many join the run; 0 where they are there already.
+        attempt: makes an attempt of this number, from 0.
+        signals: those that end the run.
+    """
+    logs, name, outcome = Logs(record.folder), record.told.run, Outcome(FAILED)
     try:
-        with Status(console, len(plan.nodes)) as status:
-            desk = Desk(mine, token, meeting, record, logs, status, Interrupt())
-            status.say(f"run {plan.run}; logs: {logs.folder}; to end it: Ctrl-C, or ./run.sh stop {plan.run}")
-            outcome = attempts(plan, desk, restarts)
+        with Status(Console(soft_wrap=True), hosts) as status:
+            desk = Desk(record, logs, status, Interrupt(signals))
+            status.say(f"run {name}; logs: {logs.folder}; to end it: Ctrl-C, or ./run.sh stop {name}")
+            outcome = attempt(desk, 0)
+            for number in range(1, restarts + 1):
+                if outcome.code != FAILED:
+                    break
+                tell(outcome.cause, desk)
+                status.say(f"restart {number} of {restarts}")
+                record.change(restarts=number)
+                outcome = attempt(desk, number)
             status.say(f"{SAID[outcome.code]}; logs: {logs.folder}")
             tell(outcome.cause, desk)
     finally:
         record.change(state=STATES[outcome.code])
         logs.close()
     return outcome.code
-
-
-def attempts(plan: Plan, desk: Desk, restarts: int) -> Outcome:
-    """Make attempts until one does not fail or restarts are used up; returns the outcome of the last."""
-    outcome = Attempt(plan, desk, patient=False).run()
-    for number in range(1, restarts + 1):
-        if outcome.code != FAILED:
-            break
-        tell(outcome.cause, desk)
-        desk.status.say(f"restart {number} of {restarts}")
-        desk.record.change(restarts=number)
-        outcome = Attempt(again(plan, number), desk, patient=True).run()
-    return outcome
 
 
 def tell(cause: Cause | None, desk: Desk) -> None:
@@ -94,12 +110,17 @@ def tell(cause: Cause | None, desk: Desk) -> None:
 
 
 def again(plan: Plan, number: int) -> Plan:
-    """Return the plan of a restart: the same job, with metrics in a folder of their own, as verl truncates the file."""
+    """Return the plan of an attempt; that of a restart is the same, with its metrics in a folder of their own."""
     head, *workers = plan.nodes
-    variables = dict(head.job.environment)
-    if METRICS in variables:
-        variables[METRICS] += f"-restart{number}"
-    return replace(plan, nodes=[replace(head, job=replace(head.job, environment=variables)), *workers])
+    job = head.job and replace(head.job, environment=variables_of(head.job, number))
+    return replace(plan, nodes=[replace(head, job=job), *workers])
+
+
+def variables_of(job: Job, number: int) -> dict[str, str]:
+    """Return a job's variables in an attempt; a restart has its own folder for metrics, as verl truncates their file."""
+    if number == 0 or METRICS not in job.environment:
+        return job.environment
+    return job.environment | {METRICS: f"{job.environment[METRICS]}-restart{number}"}
 
 
 def stop(run: str | None, runs: Path = RUNS) -> int:
@@ -120,13 +141,13 @@ def stop(run: str | None, runs: Path = RUNS) -> int:
 
 
 def stop_jobs(record: Record, console: Console) -> int:
-    """End a run on a Ray cluster that was there."""
+    """End a run on a Ray cluster that was there before it."""
     from launch.ray_jobs.cluster import connect
 
     told = record.told
     try:
         with waiting(f"run {told.run}: asking {told.ray}"):
-            ended = connect(told.ray)[0].stop_run(told.run)
+            ended = connect(told.ray).stop_run(told.run)
     except (LaunchError, OSError) as error:
         console.print(f"{told.ray}: could not be ended: {error}", markup=False)
         return FAILED

@@ -20,6 +20,8 @@ from launch.commands.recipe import Changes, DataOption, RecipeName, of_data
 if TYPE_CHECKING:
     from launch.cluster.inventory import Inventory
     from launch.plan import Plan
+    from launch.ray_jobs.cluster import Cluster as RayCluster
+    from launch.ray_jobs.plan import RayPlan
     from launch.recipes import Paths, Recipe
 
 NOT_FORMED = 3  # a host would stop, or cannot be asked
@@ -38,7 +40,7 @@ def train(
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Train on a Ray cluster that is there: the address of its dashboard, as http://HOST:8265.",
+            help="Train on a Ray cluster that already exists: the address of its dashboard, as http://HOST:8265.",
         ),
     ] = None,
     changes: Changes = None,
@@ -61,7 +63,7 @@ def train(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run, print JSON.")] = False,
 ) -> None:
-    """Train a recipe with verl on a Ray cluster of its own, or with --ray on one that is there.
+    """Train a recipe with verl on a Ray cluster of its own, or with --ray on one that already exists.
 
     Exit status: 0 on success; 1 if the run failed (the last lines name the cause); 2 for wrong usage, or settings that
     verl refuses; 3 if the cluster did not form (with --dry-run: if a check on a host failed, or a host could not be
@@ -72,6 +74,7 @@ def train(
     from launch.cluster.run import run
     from launch.plan.job import places
     from launch.plan.make import locals_of, make, new_run
+    from launch.ray_jobs.plan import places as places_on_nodes
     from launch.recipes import load as load_recipe
 
     if as_json and not dry_run:
@@ -79,16 +82,15 @@ def train(
     if on_this_node and cluster is None:
         fail("--on-this-node: name the inventory of all hosts with --cluster", WRONG_USE)
     if ray is not None and (cluster is not None or on_this_node):
-        fail(
-            "--ray with --cluster or --on-this-node: the hosts are those of that Ray; leave the other out",
-            WRONG_USE,
-        )
+        other = "--cluster" if cluster is not None else "--on-this-node"
+        fail(f"--ray with {other}: the hosts are those of that Ray cluster; remove {other}", WRONG_USE)
     try:
         made, folder = of_data(changes, data)
         chosen = load_recipe(recipe, changes=made)
         if ray is not None:
-            paths = paths_on(chosen, model, folder, out)
-            raise typer.Exit(train_on(ray, chosen, paths, overrides or [], restart, dry_run, as_json))
+            shown = ("json" if as_json else "text") if dry_run else None
+            paths = places_on_nodes(chosen, model, folder, out)
+            raise typer.Exit(train_on(ray, chosen, paths, overrides or [], restart, shown))
         inventory = load(cluster) if cluster is not None else this_machine(chosen.stack)
         local, number = locals_of(inventory), new_run()
         here = own_number(inventory, local, chosen.nodes) if on_this_node else None
@@ -102,47 +104,37 @@ def train(
     raise typer.Exit(code)
 
 
-def paths_on(recipe: "Recipe", model: str | None, data: str | None, out: str | None) -> "Paths":
-    """Return the paths of a run on a cluster of which only its Ray is known.
-
-    Raises:
-        LaunchError: one has no default there.
-    """
-    from launch import LaunchError
-    from launch.inputs.model import place
-    from launch.recipes import paths_of
-
-    if data is None and (recipe.data.name or not (model or recipe.model.hub)):
-        raise LaunchError("--data is missing: with --ray, say which folder of the cluster's nodes it is")
-    if out is None:
-        raise LaunchError("--out is missing: with --ray, say which folder that the cluster's nodes share it is")
-    return paths_of(recipe, model and place(model), os.path.abspath(data or ""), os.path.abspath(out))
-
-
 def train_on(
-    address: str,
-    recipe: "Recipe",
-    paths: "Paths",
-    overrides: Sequence[str],
-    restarts: int,
-    dry_run: bool,
-    as_json: bool,
+    address: str, recipe: "Recipe", paths: "Paths", overrides: Sequence[str], restarts: int, shown: str | None
 ) -> int:
-    """Train on a Ray cluster that is there, or show what would be submitted; returns the exit code."""
+    """Train on a Ray cluster that already exists, or show ("text", "json") what would be; returns the exit code."""
     from launch.plan.make import new_run
     from launch.ray_jobs.cluster import connect
-    from launch.ray_jobs.dry_run import described, text
     from launch.ray_jobs.plan import make
     from launch.ray_jobs.run import run
 
     plan = make(recipe, paths, new_run(), overrides, shell=os.environ, restarts=restarts)
-    cluster, note = connect(address, recipe.stack)
-    plan.notes.extend(filter(None, [note]))
-    if not dry_run:
-        return run(plan, cluster, restarts)
-    tree = described(plan, cluster)
-    typer.echo(json.dumps(tree, indent=1) if as_json else text(tree))
-    return NOT_FORMED if tree["problems"] else 0
+    cluster = connect(address)
+    return show_on(plan, cluster, shown) if shown else run(plan, cluster, restarts)
+
+
+def show_on(plan: "RayPlan", cluster: "RayCluster", how: str) -> int:
+    """Print what would be submitted to a Ray cluster, and what its nodes lack for it, as `show` does for hosts."""
+    from ascend_quant.terminal.progress import waiting
+    from launch import LaunchError
+    from launch.plan.validate import problems_of
+    from launch.ray_jobs.nodes import examine, lines_of
+    from launch.ray_jobs.plan import described, text
+
+    with waiting("asking verl, then the nodes"):
+        refused, unchecked = problems_of(plan.recipe.stack, plan.job.entrypoint)
+        if refused:
+            raise LaunchError("\n".join(refused))
+        problems, found = lines_of(examine(cluster, plan, f"{plan.run}-nodes"))
+    tree = described(plan, f"Ray {cluster.version} at {cluster.address}")
+    tree |= {"notes": [*plan.notes, *filter(None, [unchecked]), *found], "problems": problems}
+    typer.echo(json.dumps(tree, indent=1) if how == "json" else "\n".join(text(tree)))
+    return NOT_FORMED if problems else 0
 
 
 def own_number(inventory: "Inventory", local: Sequence[bool], nodes: int) -> int:

@@ -24,7 +24,7 @@ class Wanted:
     address: str | None = None  # as in the inventory; None if the run uses only this machine
     nic: str = "auto"
     devices: Literal["auto"] | int | list[int] = "auto"
-    ports: Mapping[str, int | str] = field(default_factory=lambda: Ports().model_dump())
+    ports: Mapping[str, int | str] = field(default_factory=lambda: Ports().model_dump())  # none: Ray runs already
     environment: Mapping[str, str] = field(default_factory=dict)  # variables that the inventory sets on this host
     model: str | None = None  # absolute path of a folder, or hub id
     tensor_parallel: int = 1  # tensor-parallel size of the engine

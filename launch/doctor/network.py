@@ -36,7 +36,7 @@ def network(wanted: Wanted) -> Network:
             wire = (chosen.nic, chosen.address)
         except LaunchError as reason:
             problem = str(reason)
-    needed = needed_ports("head" if wanted.head else "worker", dict(wanted.ports))
+    needed = needed_ports("head" if wanted.head else "worker", dict(wanted.ports)) if wanted.ports else {}
     return Network(found, wire, problem, tuple(taken_ports(needed)))
 
 
@@ -96,7 +96,7 @@ def leads_somewhere(name: str, value: str, found: Network) -> bool:
 def ports(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     for line in facts.network.taken:
         yield error(line, "end it if it is yours (./run.sh stop), or choose other `ports` in the inventory")
-    if not facts.network.taken:
+    if wanted.ports and not facts.network.taken:
         yield ok("the ports of Ray are free")
 
 

@@ -1,9 +1,8 @@
-"""Runs on a Ray cluster that is there already (`train --ray`), by Ray's Job API.
+"""Runs on a Ray cluster that already exists (`train --ray`), through Ray's Job API.
 
-plan.py      what is submitted, from a recipe
-cluster.py   the cluster over HTTP: its token and version, its jobs, their actors
-nodes.py     whether its nodes have what the run needs, as look.py, a Ray job of ours, finds them
-wheel.py     this project as a wheel, for nodes that do not have these sources
-tail.py      a job's log while it is written
-run.py       attempts, their record, and the exit code
+plan.py         what is submitted, from a recipe
+cluster.py      the cluster over HTTP: its token and version, its jobs and their actors
+sources.py      the working directory of its jobs: this project's packages travel with them
+nodes.py        doctor's checks on each node; look.py is the Ray job that runs them there
+run.py          attempts, their logs, their end
 """

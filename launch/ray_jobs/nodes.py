@@ -1,117 +1,81 @@
-"""Whether the nodes of a Ray cluster have what a run needs: a small job looks at all of them before the run."""
+"""Do the nodes of a Ray cluster have what a run needs? A small Ray job runs doctor's checks on them before the run.
 
-import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+Only nodes with enough devices are checked: the others get nothing of the run but, on the head, its driver.
+"""
+
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-from launch import ROOT, LaunchError
-from launch.system.cause import cause_in
-from launch.nodes.checks import skew
-from launch.ray_jobs import wheel
+from launch import LaunchError
+from launch.doctor.checking import Finding, HostReport, Report
+from launch.doctor.examination import BEFORE_RAY
+from launch.doctor.hosts import EXAMINE_SECONDS, TOGETHER, Request
+from launch.doctor.run import inputs, out
+from launch.ray_jobs import sources
 from launch.ray_jobs.cluster import Cluster
-from launch.ray_jobs.look import MARK
+from launch.ray_jobs.look import MARK, REPORTS, REQUESTS
 from launch.ray_jobs.plan import RayPlan
-from launch.system.software import plain, public, sources
 from launch.recipes.stacks import pins
+from launch.system.cause import cause_in
 
-SHIPPED = ("__init__.py", "software.py", "ray_jobs/__init__.py", "ray_jobs/look.py")
-OURS = "ascend_quant"
-LOOK_SECONDS = 180
-Nodes = list[dict[str, Any]]
+PORT = 50000  # one of those that the kernel gives; torch.distributed and vLLM use them between nodes
+START_SECONDS = 60  # of the job
+STOPPING = {*(one.name for one in (*BEFORE_RAY, inputs, out)), *(one.name for one in TOGETHER), "ray.devices"}
+KEEPS_DEVICES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # else older Rays hide devices from tasks that take none
 
 
-def look(cluster: Cluster, plan: RayPlan, submission: str, ended: Callable[[], bool] = lambda: False) -> Nodes:
-    """Return what each node has, see look.py; `ended` says whether the waiting for it is to end.
+def examine(cluster: Cluster, plan: RayPlan, submission: str, given_up: Callable[[], bool] = lambda: False) -> Report:
+    """Run doctor's checks on each node with the run's devices; `given_up` is asked meanwhile.
 
     Raises:
-        LaunchError: the cluster could not be asked, with the cause.
+        LaunchError: the checks could not be run, with the cause.
     """
-    asked = {
-        "imports": [asdict(one) for one in plan.imports],
-        "packages": [plain(name) for name in pins(plan.recipe.stack).packages],
-        "paths": plan.paths,
-        "out": plan.out,
+    recipe, kind = plan.recipe, "NPU" if pins(plan.recipe.stack).devices == "npu" else "GPU"  # verl: GPU on stack cpu
+    alive = [node for node in cluster.listed("nodes") if node["state"] == "ALIVE"]
+    counts = {node["node_ip"]: int(node["resources_total"].get(kind, 0)) for node in alive}
+    fit = [node for node in alive if counts[node["node_ip"]] >= recipe.devices_per_node]
+    if len(fit) < recipe.nodes:
+        has = ", ".join(f"{address} {count}" for address, count in counts.items())
+        what = f"{recipe.name} needs {recipe.nodes} nodes with {recipe.devices_per_node} {kind} each; Ray has {has}"
+        fix = "add nodes to the Ray cluster, or use fewer with --set nodes=.. and devices_per_node=.."
+        return Report([], [Finding("error", "ray.devices", what, fix)])
+    addresses = [node["node_ip"] for node in fit]
+    requests = {
+        node["node_id"]: Request(one, plan.wanted, [(other, PORT) for other in addresses if other != one])
+        for node, one in zip(fit, addresses, strict=True)
     }
+    reports = ask(cluster, plan, submission, requests, given_up)
+    for report in reports:
+        report.traits.pop("devices", None)  # more than the run needs do no harm
+    return Report(reports, [finding for one in TOGETHER for finding in one(reports, {})])
+
+
+def ask(
+    cluster: Cluster, plan: RayPlan, submission: str, requests: dict[str, Request], given_up: Callable[[], bool]
+) -> list[HostReport]:
+    """Return the nodes' answers to requests, by look.py as a Ray job."""
+    command = ["python", "-m", "launch.ray_jobs.look", REQUESTS.dump_json(requests).decode()]
     with TemporaryDirectory() as folder:
-        for name in SHIPPED:
-            file = Path(folder, "launch", name)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes((ROOT / "launch" / name).read_bytes())
-        Path(folder, "asked.json").write_text(json.dumps(asked))
-        command = ["python", "-m", "launch.ray_jobs.look"]
-        cluster.submit(submission, plan.run, command, {"working_dir": folder})
-    info = cluster.wait(submission, LOOK_SECONDS, ended)
+        sources.fill(Path(folder), plan.job.files)  # as for the run itself, so that Ray uploads it once
+        cluster.submit(submission, plan.run, command, working_dir=folder, env_vars=KEEPS_DEVICES)
+    info = cluster.wait(submission, START_SECONDS + EXAMINE_SECONDS, given_up)
     lines = cluster.get(f"/api/jobs/{submission}/logs")["logs"].splitlines()
     if answer := next((line for line in lines if line.startswith(MARK)), None):
-        return json.loads(answer.removeprefix(MARK))
+        return REPORTS.validate_json(answer.removeprefix(MARK))
     raised = cause_in(lines)
-    raise LaunchError(f"the nodes could not be looked at: {raised.text if raised else info['message']}")
+    raise LaunchError(f"doctor's checks could not run on the nodes: {raised.text if raised else info['message']}")
 
 
-def lacking_ours(nodes: Nodes) -> list[str]:
-    """Return the addresses of nodes without these sources, to which the run brings them."""
-    here = sources([wheel.own_sources()])
-    return [node["address"] for node in nodes if node["sources"] != here]
-
-
-def problems(nodes: Nodes, plan: RayPlan) -> list[str]:
-    """List what would stop the run, a line each, with the fix."""
-    subjects = (_devices(nodes, plan), _alike(nodes), _imports(nodes, plan), _paths(nodes, plan))
-    return [line for subject in subjects for line in subject]
-
-
-def notes(nodes: Nodes, stack: str) -> list[str]:
-    """List the packages that are not as the stack pins them, a line each."""
-    wanted = {plain(name): version for name, version in pins(stack).packages.items()}
-    found = Counter(
-        f"{name} {node['packages'].get(name, 'missing')}; stack {stack} has {version}"
-        for node in nodes
-        for name, version in wanted.items()
-        if public(node["packages"].get(name, "")) != version
-    )
-    return [f"{line} ({count} of {len(nodes)} nodes)" for line, count in found.items()]
-
-
-def _devices(nodes: Nodes, plan: RayPlan) -> Iterator[str]:
-    recipe = plan.recipe
-    kind = "NPU" if pins(recipe.stack).devices == "npu" else "GPU"  # on stack cpu, too, verl asks for GPU by name
-    there = [int(node["resources"].get(kind, 0)) for node in nodes]
-    if sum(count >= recipe.devices_per_node for count in there) < recipe.nodes:
-        has = ", ".join(f"{node['address']} {count}" for node, count in zip(nodes, there, strict=True))
-        yield (
-            f"devices: the recipe {recipe.name} wants {recipe.nodes} nodes with {recipe.devices_per_node} {kind} of "
-            f"Ray each; the cluster has {has}: use fewer with --set nodes=.. devices_per_node=.."
-        )
-
-
-def _alike(nodes: Nodes) -> Iterator[str]:
-    first, *others = [{"Python": node["Python"], **node["packages"]} for node in nodes]
-    for node, versions in zip(nodes[1:], others, strict=True):
-        if differing := skew(first, versions):
-            yield f"{node['address']}: version skew: {'; '.join(differing)} ({nodes[0]['address']})"
-
-
-def _imports(nodes: Nodes, plan: RayPlan) -> Iterator[str]:
-    for number, one in enumerate(plan.imports):
-        lacking = [node["address"] for node in nodes if number in node["missing"]]
-        if lacking and one.module != OURS:  # which the run brings
-            yield f"{', '.join(lacking)}: {one.what}: {one.fix}"
-
-
-def _paths(nodes: Nodes, plan: RayPlan) -> Iterator[str]:
-    """Yield what is missing where tasks run: a head without CPUs (num-cpus: 0) does nothing but to start the driver."""
-    computing = [node for node in nodes if node["resources"].get("CPU")]
-    for path in plan.paths:
-        if absent := [node["address"] for node in computing if path in node["absent"]]:
-            yield f"{', '.join(absent)}: {path} is not there: put it on storage that all nodes share"
-    if locked := [node["address"] for node in computing if not node["writable"]]:
-        yield f"{', '.join(locked)}: --out {plan.out} cannot be written"
-
-
-def described(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the nodes for --dry-run."""
-    return [{name: node[name] for name in ("address", "Python", "packages", "resources")} for node in nodes]
+def lines_of(report: Report) -> tuple[list[str], list[str]]:
+    """Return what would stop a run, and what else is not as it should be; a line each, with its nodes and fix."""
+    where: dict[Finding, list[str]] = {finding: [] for finding in report.together}
+    for host in report.hosts:
+        for finding in host.findings:
+            where.setdefault(finding, []).append(host.host)
+    stopping, other = [], []
+    for one, hosts in where.items():
+        lines = stopping if one.level == "error" and one.check in STOPPING else other
+        if one.level != "ok":
+            lines.append(": ".join(filter(None, [", ".join(hosts), one.what, one.fix])))
+    return stopping, other

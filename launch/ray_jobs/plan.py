@@ -1,74 +1,96 @@
-"""What a run submits to a Ray cluster that is there: the recipe's command, files and variables.
+"""What a run submits to a Ray cluster that already exists: the recipe's command, files and variables.
 
-NICs, addresses and devices are the cluster's: the variables of the environment table that name them, and those for
-Ray's daemons, are left to it. `--set environment.NAME=VALUE` sets one of them for all nodes.
+NICs, addresses and devices are the cluster's: the variables of the environment table that name them, and those of
+Ray's daemons, are left out. `--set environment.NAME=VALUE` sets one of them on all nodes.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from launch import LaunchError
-from launch.environment.resolve import OF_HOST, node_environment, not_handed_on, of_shell
 from launch.cluster.inventory import Ports
+from launch.doctor.examination import wanted_here
+from launch.doctor.facts import Wanted
+from launch.environment.resolve import OF_HOST, node_environment, not_handed_on, of_shell
+from launch.environment.variables import secret, without_secrets
+from launch.inputs.model import place
 from launch.plan import Job
 from launch.plan import job as jobs
+from launch.plan.dry_run import job_lines
+from launch.plan.dry_run import job as described_job
 from launch.plan.make import attention_problems, extra_problems
-from launch.recipes import Paths, Recipe, resolve
-from launch.system.software import Import
-from launch.environment.variables import secret
+from launch.recipes import Paths, Recipe, paths_of, resolve
 
-EXPANDED = re.compile(r"\$(\w|\{)")  # Ray puts a variable of the node in its place
+EXPANDED = re.compile(r"\$(\w|\{)")  # Ray replaces it by a variable of the node
 OF_NODE = {"address": "", "nic": "", "family": "ipv4", "devices": "", "places": ""}
 
 
 @dataclass(frozen=True)
 class RayPlan:
-    """Plan of a run on a Ray cluster that is there.
+    """Plan of a run on a Ray cluster that already exists.
 
     Attributes:
         run: its id.
-        job: what is submitted; its entrypoint stands behind `python`.
-        out: the folder of checkpoints and metrics on the nodes.
-        paths: that must be on every node that computes.
-        imports: Python modules that the run's processes import.
-        notes: what its reader should know, a line each.
+        job: what is submitted; `python` stands before its entrypoint.
+        wanted: what each node must have.
+        notes: what its reader should know, one line each.
     """
 
     run: str
     recipe: Recipe
     job: Job
-    out: str
-    paths: list[str]
-    imports: list[Import]
+    wanted: Wanted
     notes: list[str]
 
 
+def places(recipe: Recipe, model: str | None, data: str | None, out: str | None) -> Paths:
+    """Return the paths of a run on nodes about which nothing else is known.
+
+    Raises:
+        LaunchError: one of them is not given and has no default.
+    """
+    if data is None and (recipe.data.name or not (model or recipe.model.hub)):
+        raise LaunchError("--ray requires --data: the folder of the data sets on the nodes")
+    if out is None:
+        raise LaunchError("--ray requires --out: a folder that the nodes share")
+    return paths_of(recipe, model and place(model), os.path.abspath(data or ""), os.path.abspath(out))
+
+
 def make(
-    recipe: Recipe, paths: Paths, run: str, extra: Sequence[str], *, shell: Mapping[str, str], restarts: int
+    recipe: Recipe, paths: Paths, run: str, extra: Sequence[str], *, shell: Mapping[str, str], restarts: int = 0
 ) -> RayPlan:
     """Make the plan of a run; `extra` are the user's own settings of verl, `shell` is this process's environment.
 
     Raises:
-        LaunchError: settings that do not go together; a line for each thing to change.
+        LaunchError: settings do not fit together; one line for each thing to change.
     """
     resolved = resolve(recipe, paths)
     overrides = [*resolved.overrides, *extra]
     variables = environment(recipe.stack, overrides, resolved.environment, shell)
-    found = [*extra_problems(recipe, extra), *attention_problems(recipe, overrides), *expanded(variables)]
+    expanded = [f"{name}={value}: Ray would replace its $ on each node: write the value itself"
+                for name, value in without_secrets(variables).items() if EXPANDED.search(variables[name])]
+    found = [*extra_problems(recipe, extra), *attention_problems(recipe, overrides), *expanded]
     if found:
         raise LaunchError("\n".join(found))
-    # all of them count as a user's: Ray refuses a variable that verl's ray.init names as well
+    # each variable counts as the user's, since Ray refuses one that verl's ray.init names too
     job = jobs.job(run, resolved, extra, [("run", variables)], restarts, paths)
-    return RayPlan(
-        run,
-        recipe,
-        Job(job.entrypoint, job.files, variables | job.environment),
-        paths.out,
-        jobs.needs(recipe, paths, overrides),
-        jobs.imports(recipe, overrides),
-        notes(variables, shell),
+    files = {".run": run, **job.files}
+    wanted = replace(
+        wanted_here(recipe, paths),
+        hosts=recipe.nodes,
+        ports={},
+        environment=variables,
+        data=[path for path in jobs.needs(recipe, paths, overrides) if path != paths.model],
+        columns=jobs.columns(overrides),
+        prompt=jobs.prompt(overrides),
+        least_rows=jobs.least_rows(recipe, overrides, paths),
+        saving=jobs.saving(recipe, overrides, paths),
+        imports=jobs.imports(recipe, overrides),
     )
+    return RayPlan(run, recipe, Job(job.entrypoint, files, variables | job.environment), wanted, notes(variables, shell))
 
 
 def environment(
@@ -84,21 +106,37 @@ def environment(
     }
 
 
-def expanded(variables: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each variable whose value Ray would change."""
-    for name, value in variables.items():
-        if EXPANDED.search(value):
-            yield f"{name}: Ray would expand the $ in its value on each node: write what is meant"
-
-
 def notes(variables: Mapping[str, str], shell: Mapping[str, str]) -> list[str]:
-    """List what a reader of the plan should know, a line each."""
+    """List what a reader of the plan should know, one line each."""
     lines = []
     if secrets := [name for name, value in variables.items() if value and secret(name, value)]:
-        lines.append(f"who can open the cluster's dashboard can read {', '.join(secrets)}")
+        lines.append(f"everyone who can open the cluster's dashboard can read {', '.join(secrets)}")
     if names := not_handed_on(shell):
         lines.append(
-            f"of this shell, not handed to the cluster: {', '.join(names)}: each names this host's own NIC, address or "
-            "devices. For all nodes: --set environment.NAME=VALUE"
+            f"variables of this shell that are not passed to the cluster: {', '.join(names)}: each names this host's "
+            "own NIC, address or devices. For all nodes: --set environment.NAME=VALUE"
         )
     return lines
+
+
+def described(plan: RayPlan, ray: str) -> dict[str, Any]:
+    """Describe the plan as plain values, without secrets; `ray` says where it would run."""
+    return {
+        "run": plan.run,
+        "recipe": plan.recipe.name,
+        "stack": plan.recipe.stack,
+        "out": plan.wanted.out,
+        "ray": ray,
+        "job": described_job(plan.job),
+    }
+
+
+def text(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a described plan, to which its notes and the nodes' problems were added."""
+    yield f"run {tree['run']}: {tree['recipe']} on stack {tree['stack']}"
+    yield f"writes to {tree['out']}"
+    yield tree["ray"]
+    yield from (f"note: {note}" for note in tree["notes"])
+    yield from job_lines(tree["job"])
+    yield ""
+    yield from tree["problems"] or ["no problems found: the same command without --dry-run starts the run"]

@@ -1,90 +1,65 @@
-"""A run on a Ray cluster that is there: attempts, as many as restarts allow, each a Ray job, RUN-1, RUN-2.
+"""A run on a Ray cluster that already exists: attempts, each of them a Ray job, RUN-1, RUN-2, after doctor's checks.
 
 Ctrl-C and `./run.sh stop` stop the job, and the detached actors that Ray would leave. A closed terminal or a killed
-launcher leaves it running on the cluster, to be ended by `stop`; it is not restarted then. A head that has been silent
-for half a minute counts as dead.
+launcher leaves the job running until `stop`; it is not restarted then. A head that has been silent for half a minute
+counts as dead.
 """
 
+import asyncio
 import signal
+import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import aiohttp
 import requests
-from rich.console import Console
 
 from ascend_quant.terminal.exits import DONE, FAILED, INTERRUPTED, NOT_FORMED
 from launch import LaunchError
-from launch.system.cause import Cause, of_log
-from launch.cluster.attempt import Desk, Interrupt
+from launch.cluster.attempt import Desk
 from launch.cluster.hosts import Outcome
-from launch.cluster.record import DRIVER, RUNS, Logs, Record, Status
-from launch.cluster.run import METRICS, STATES, tell
-from launch.plan import Job
-from launch.ray_jobs import nodes, wheel
+from launch.cluster.record import DRIVER, RUNS, Record
+from launch.cluster.run import conduct, variables_of
+from launch.ray_jobs import nodes, sources
 from launch.ray_jobs.cluster import ENDED, Cluster
 from launch.ray_jobs.plan import RayPlan
-from launch.ray_jobs.tail import Tail
+from launch.system.cause import Cause, of_log
 
-ASK_SECONDS = 2
+ASK_SECONDS = 1
 SILENT_SECONDS = 30
 JOIN_SECONDS = 300  # that a restart waits for the nodes
 AGAIN_SECONDS = 5
+LAST_SECONDS = 10  # for the rest of the log of a job that has ended
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the driver itself, or as its shell says it
-SAID = {DONE: "done", FAILED: "the run failed", NOT_FORMED: "not started", INTERRUPTED: "ended on request"}
 
 
 def run(plan: RayPlan, cluster: Cluster, restarts: int) -> int:
     """Run the plan on a cluster; returns the exit code."""
-    record, console = Record.begin(RUNS, run=plan.run, recipe=plan.recipe.name, ray=cluster.address), Console()
-    logs, outcome = Logs(record.folder), Outcome(FAILED)
-    try:
-        with Status(console, 0) as status:
-            desk = Desk([], "", None, record, logs, status, Interrupt((signal.SIGINT, signal.SIGTERM)))
-            status.say(f"run {plan.run}; logs: {logs.folder}; to end it: Ctrl-C, or ./run.sh stop {plan.run}")
-            for note in plan.notes:
-                status.say(f"note: {note}")
-            outcome = attempts(plan, cluster, desk, restarts)
-            status.say(f"{SAID[outcome.code]}; logs: {logs.folder}")
-            tell(outcome.cause, desk)
-    finally:
-        record.change(state=STATES[outcome.code])
-        logs.close()
-    return outcome.code
-
-
-def attempts(plan: RayPlan, cluster: Cluster, desk: Desk, restarts: int) -> Outcome:
-    """Make attempts until one does not fail or restarts are used up; returns the outcome of the last."""
-    outcome = attempt(plan, cluster, desk, 1)
-    for number in range(1, restarts + 1):
-        if outcome.code != FAILED:
-            break
-        tell(outcome.cause, desk)
-        desk.status.say(f"restart {number} of {restarts}")
-        desk.record.change(restarts=number)
-        outcome = attempt(plan, cluster, desk, number + 1)
-    return outcome
+    record = Record.begin(RUNS, run=plan.run, recipe=plan.recipe.name, ray=cluster.address)
+    ends = (signal.SIGINT, signal.SIGTERM)
+    return conduct(record, 0, restarts, lambda desk, number: attempt(plan, cluster, desk, number), ends)
 
 
 def attempt(plan: RayPlan, cluster: Cluster, desk: Desk, number: int) -> Outcome:
-    """Look at the nodes, submit the job, follow it to its end, and end what it leaves."""
-    submission, before = f"{plan.run}-{number}", desk.logs.lines[DRIVER]
-    desk.status.change(job="", step=0, doing="looking at the nodes")
-    found, lines = ready(plan, cluster, desk, number)
-    for line in lines:
+    """Check the nodes, submit the job, follow it to its end, and end what it leaves."""
+    submission, before = f"{plan.run}-{number + 1}", desk.logs.lines[DRIVER]
+    desk.status.change(job="", step=0, doing="checking the nodes")
+    stopping, notes = check(plan, cluster, desk, submission, number)
+    for line in [*(f"note: {note}" for note in [*plan.notes, *notes] if not number), *stopping]:
         desk.status.say(line)
-    if found is None:
-        return Outcome(INTERRUPTED if desk.interrupt.count else NOT_FORMED)
+    if desk.interrupt.count:
+        return Outcome(INTERRUPTED)
+    if stopping:
+        return Outcome(NOT_FORMED)
     try:
-        submit(plan, cluster, submission, number, nodes.lacking_ours(found))
+        with TemporaryDirectory() as folder:
+            sources.fill(Path(folder), plan.job.files)
+            command = ["python", *plan.job.entrypoint]
+            environment = variables_of(plan.job, number)
+            cluster.submit(submission, plan.run, command, working_dir=folder, env_vars=environment)
         info = follow(cluster, submission, desk)
-        if info is None:
-            desk.status.change(job="", doing="ending")
-            cluster.stop(submission, lambda: desk.interrupt.count > 1)
-            return Outcome(INTERRUPTED)
-        cluster.end_actors(submission)
     except (LaunchError, OSError) as error:  # requests' errors are OSErrors
         if desk.interrupt.count:
             desk.status.say(f"{submission} could not be stopped: {error}. Later: ./run.sh stop {plan.run}")
@@ -93,85 +68,90 @@ def attempt(plan: RayPlan, cluster: Cluster, desk: Desk, number: int) -> Outcome
     return verdict(info, desk.logs.folder / f"{DRIVER}.log", before, desk)
 
 
-def ready(plan: RayPlan, cluster: Cluster, desk: Desk, number: int) -> tuple[nodes.Nodes | None, list[str]]:
-    """Return the nodes once they have all that the run needs, with lines to tell; None in their place if they do not.
-
-    After a failure they may come back late: a restart looks again until they do.
-    """
-    deadline, looks = time.monotonic() + (JOIN_SECONDS if number > 1 else 0), 0
+def check(
+    plan: RayPlan, cluster: Cluster, desk: Desk, submission: str, number: int
+) -> tuple[list[str], list[str]]:
+    """Return what would stop the run, and notes; a restart waits for nodes that come back late."""
+    deadline, looks = time.monotonic() + (JOIN_SECONDS if number else 0), 0
     while True:
         looks += 1
         try:
-            found = nodes.look(cluster, plan, f"{plan.run}-{number}-nodes-{looks}", lambda: desk.interrupt.count > 0)
-            problems = nodes.problems(found, plan)
-            if not problems:
-                return found, [f"note: {line}" for line in nodes.notes(found, plan.recipe.stack)]
+            report = nodes.examine(cluster, plan, f"{submission}-nodes-{looks}", lambda: desk.interrupt.count > 0)
+            stopping, notes = nodes.lines_of(report)
         except (LaunchError, OSError) as error:
-            problems = [str(error)]
-        if time.monotonic() > deadline or desk.interrupt.count:
-            return None, problems
+            stopping, notes = [str(error)], []
+        if not stopping or time.monotonic() > deadline or desk.interrupt.count:
+            return stopping, notes
         time.sleep(AGAIN_SECONDS)
 
 
-def submit(plan: RayPlan, cluster: Cluster, submission: str, number: int, lacking: list[str]) -> None:
-    """Submit the job; with this project as a wheel where nodes lack these sources."""
-    with TemporaryDirectory() as folder:
-        files = Path(folder, "job")
-        for name, text in {".run": plan.run, **plan.job.files}.items():
-            (files / name).parent.mkdir(parents=True, exist_ok=True)
-            (files / name).write_text(text)
-        environment: dict[str, Any] = {"working_dir": str(files), "env_vars": variables(plan.job, number)}
-        if lacking:
-            environment["py_modules"] = [str(wheel.write(Path(folder)))]
-        cluster.submit(submission, plan.run, ["python", *plan.job.entrypoint], environment)
-
-
-def variables(job: Job, number: int) -> dict[str, str]:
-    """Return the variables of an attempt: a restart has its metrics in a folder of their own."""
-    if number == 1 or METRICS not in job.environment:
-        return job.environment
-    return job.environment | {METRICS: f"{job.environment[METRICS]}-restart{number - 1}"}
-
-
-def follow(cluster: Cluster, submission: str, desk: Desk) -> dict[str, Any] | None:
-    """Follow a job to its end, and return what Ray says of it; None after Ctrl-C.
+def follow(cluster: Cluster, submission: str, desk: Desk) -> dict[str, Any]:
+    """Follow a job to its end, and stop it on Ctrl-C; returns Ray's description of it.
 
     Raises:
         LaunchError: the cluster is silent, or does not know the job any more.
     """
-    tail, heard, asked = Tail(cluster, submission), time.monotonic(), 0.0
+    over = threading.Event()
+    reader = threading.Thread(target=lambda: asyncio.run(pass_on(cluster, submission, desk, over)), daemon=True)
+    reader.start()
+    try:
+        info = watch(cluster, submission, desk)
+        reader.join(LAST_SECONDS)
+    finally:
+        over.set()
+    return info
+
+
+def watch(cluster: Cluster, submission: str, desk: Desk) -> dict[str, Any]:
+    """Ask for a job until it has ended, as `follow` does."""
+    heard = time.monotonic()
     while not desk.interrupt.count:
-        pass_on(tail.lines(), desk)
-        now = time.monotonic()
-        if now - asked < ASK_SECONDS:
-            time.sleep(0.2)
-            continue
-        asked = now
+        time.sleep(ASK_SECONDS)
         try:
             info = cluster.job(submission)
-            heard = time.monotonic()
         except requests.RequestException as error:
             if (silent := time.monotonic() - heard) > SILENT_SECONDS:
-                raise LaunchError(f"Ray's head does not answer for {silent:.0f} s: {error}") from error
+                raise LaunchError(f"Ray's head has not answered for {silent:.0f} s: {error}") from error
             continue
+        heard = time.monotonic()
         if info is None:
-            raise LaunchError(f"the cluster has no job {submission} any more: its head was started anew")
+            raise LaunchError(f"the cluster does not know job {submission} any more: its head was started anew")
         desk.status.change(job=info["status"])
         if info["status"] in ENDED:
-            pass_on(tail.last(), desk)
+            cluster.end_actors(info)
             return info
-    return None
+    desk.status.change(job="", doing="ending")
+    cluster.stop(submission, lambda: desk.interrupt.count > 1)
+    return cluster.wait(submission, 0)
 
 
-def pass_on(lines: list[str], desk: Desk) -> None:
+async def pass_on(cluster: Cluster, submission: str, desk: Desk, over: threading.Event) -> None:
+    """Write and show the driver's lines; a connection that breaks is opened again, and goes on where it was."""
+    passed, rest = 0, ""  # characters of the log so far, and a line that has no end yet
+    while not over.is_set():
+        at = 0
+        try:
+            async for text in cluster.client.tail_job_logs(submission):
+                rest += text[max(passed - at, 0) :]
+                at += len(text)
+                passed = max(passed, at)
+                *whole, rest = rest.replace("\r", "\n").split("\n")
+                show(whole, desk)
+            break
+        except (OSError, RuntimeError, aiohttp.ClientError):  # `watch` asks whether the head is alive
+            await asyncio.sleep(ASK_SECONDS)
+    show([rest], desk)
+
+
+def show(lines: list[str], desk: Desk) -> None:
     """Write lines of the driver to its log, and show them."""
-    for line in lines:
+    for line in filter(None, lines):
         desk.logs.write(DRIVER, line)
         desk.status.driver(line)
 
 
 def verdict(info: dict[str, Any], log: Path, before: int, desk: Desk) -> Outcome:
-    """Return the outcome of a job that has ended, by its status and its driver's exit code."""
+    """Return the outcome of a job that has ended, from its status, its driver's exit code and its log."""
     if info["status"] == "SUCCEEDED":
         return Outcome(DONE)
     if info["status"] == "STOPPED":
@@ -180,7 +160,5 @@ def verdict(info: dict[str, Any], log: Path, before: int, desk: Desk) -> Outcome
     desk.status.say(f"the driver ended with {code}" if code is not None else f"Ray: {message}")
     if code in KILLED:
         return Outcome(FAILED, cause=Cause(f"the driver was killed by signal {signal.SIGKILL.value}"))
-    known = None
-    with suppress(FileNotFoundError):  # it has written nothing
-        known = of_log(log, before)
+    known = of_log(log, before) if log.exists() else None
     return Outcome(FAILED, cause=known or Cause(message))

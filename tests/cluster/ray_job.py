@@ -21,8 +21,8 @@ def main(address: str, file: str, out: str, restarts: str, *words: str) -> int:
     added = plan.job.entrypoint[-1:] if int(restarts) else []
     entrypoint = ["job.py", f"{out}/STAY", *words, *added]
     job = replace(plan.job, entrypoint=entrypoint, files={"job.py": Path(file).read_text()})
-    cluster, _ = connect(address, recipe.stack)
-    return run(replace(plan, job=job, paths=[]), cluster, int(restarts))
+    wanted = replace(plan.wanted, model=None, data=[])
+    return run(replace(plan, job=job, wanted=wanted), connect(address), int(restarts))
 
 
 if __name__ == "__main__":

@@ -101,12 +101,12 @@ def says(run: Running, seconds: float = RUN_SECONDS, after: int = 0) -> dict:
     return json.loads(run.wait_for(r"^SAYS (.*)$", seconds, after)[1])
 
 
-def test_words_variables_and_the_wheel_arrive_and_a_failure_has_its_cause(there: There):
+def test_words_variables_and_sources_arrive_and_a_failure_has_its_cause(there: There):
     run = there.run(*HYDRA, "fail")
     told = says(run)
     assert told["words"] == [*HYDRA, "fail"]
     assert {(name, debug) for name, debug, _ in told["workers"]} == {(f"node{n}", "INFO") for n in (1, 2, 3)}
-    assert all("py_modules" in file for _, _, file in told["workers"])
+    assert all("working_dir" in file for _, _, file in told["workers"])
     assert run.wait(END_SECONDS) == 1, run.text
     assert re.search(r"^cause: LookupError: ", run.text, flags=re.MULTILINE), run.text
 

@@ -1,4 +1,4 @@
-"""`train --ray` without a cluster: addresses, tokens, variables, the wheel, and what nodes lack."""
+"""`train --ray` without a cluster: addresses, tokens, variables, the working directory, and what stops a run."""
 
 import json
 import subprocess
@@ -10,16 +10,20 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from naming import has_line_naming
 
+import ascend_quant
 from launch import LaunchError
-from launch.ray_jobs import nodes, wheel
+from launch.doctor.checking import Finding, HostReport, Report
+from launch.ray_jobs import sources
 from launch.ray_jobs.cluster import connect, url
-from launch.ray_jobs.plan import RayPlan, make
+from launch.ray_jobs.nodes import lines_of
+from launch.ray_jobs.plan import RayPlan, make, places
 from launch.recipes import Paths, load
-from launch.stacks import pins
 
 TOKEN = "a-token-of-thirty-two-characters"
 PATHS = Paths("/model", "/data", "/out")
+OURS = ("ascend_quant", "launch")
 
 
 @pytest.fixture
@@ -30,6 +34,7 @@ def dashboard() -> Iterator[str]:
         def do_GET(self) -> None:
             given = self.headers.get("Authorization")
             code = 401 if given is None else 200 if given == f"Bearer {TOKEN}" else 403
+            code = 404 if "elsewhere" in self.path else code
             self.send_response(code)
             self.end_headers()
             self.wfile.write(json.dumps({"ray_version": "2.1.0"}).encode() if code == 200 else b"no")
@@ -45,24 +50,33 @@ def dashboard() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("where", ["variable", "named_file", "home"])
-def test_the_token_comes_from_where_ray_reads_it(dashboard: str, tmp_path: Path, where: str):
+def test_the_token_comes_from_where_ray_reads_it(dashboard: str, tmp_path: Path, monkeypatch, where: str):
     file = tmp_path / ".ray" / "auth_token"
     file.parent.mkdir()
     file.write_text(f"{TOKEN}\n" if where != "variable" else "another")
     environment = {
-        "variable": {"RAY_AUTH_TOKEN": TOKEN, "HOME": str(tmp_path)},
-        "named_file": {"RAY_AUTH_TOKEN_PATH": str(file), "HOME": "/nowhere"},
-        "home": {"HOME": str(tmp_path)},
+        "variable": {"RAY_AUTH_TOKEN": TOKEN, "RAY_AUTH_TOKEN_PATH": str(file)},
+        "named_file": {"RAY_AUTH_TOKEN_PATH": str(file)},
+        "home": {},
     }[where]
-    cluster, note = connect(dashboard, "cpu", environment)
-    assert cluster.version == "2.1.0"
-    assert "2.1.0" in note and pins("cpu").packages["ray"] in note
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")  # the shell's own Ray is another one
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cluster = connect(dashboard, environment)
+    assert (cluster.version, cluster.get("/api/version")["ray_version"]) == ("2.1.0", "2.1.0")
+    assert cluster.client.get_address() == dashboard
 
 
-@pytest.mark.parametrize("environment", [{"HOME": "/nowhere"}, {"RAY_AUTH_TOKEN": "another"}], ids=["none", "wrong"])
+@pytest.mark.parametrize("environment", [{"RAY_AUTH_TOKEN_PATH": "/nowhere"}, {"RAY_AUTH_TOKEN": "another"}], ids=["none", "wrong"])
 def test_no_token_and_a_wrong_one_are_errors(dashboard: str, environment: dict[str, str]):
     with pytest.raises(LaunchError, match=dashboard):
-        connect(dashboard, "cpu", environment)
+        connect(dashboard, environment)
+
+
+def test_what_is_not_ray_s_dashboard_is_an_error(dashboard: str):
+    host, port = dashboard.removeprefix("http://").split(":")
+    for nobody in (f"{host}:{int(port) + 1}", f"{dashboard}/elsewhere"):
+        with pytest.raises(LaunchError, match=nobody):
+            connect(nobody, {"RAY_AUTH_TOKEN": TOKEN})
 
 
 def test_an_address_is_a_dashboard_s_without_a_login():
@@ -107,46 +121,37 @@ def test_a_variable_stands_once_and_a_restart_resumes():
     assert fp8.job.entrypoint[-1] == "trainer.resume_mode=auto"
 
 
-def test_the_wheel_installs_with_its_entry_points_and_nothing_else(tmp_path: Path):
-    made = wheel.write(tmp_path)
-    target = tmp_path / "target"
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", f"--target={target}", str(made)]
-    subprocess.run(pip, check=True, capture_output=True)
-    assert sorted(one.name.partition("-")[0] for one in target.iterdir()) == ["ascend_quant", "ascend_quant"]
-    package = wheel.own_sources()
-    of_package = {
-        file.relative_to(package) for file in package.rglob("*.[jtp][soy]*") if "__pycache__" not in file.parts
-    }
-    assert of_package <= {file.relative_to(target / "ascend_quant") for file in target.rglob("ascend_quant/**/*")}
-    asked = "import importlib.metadata as m; print(*sorted(m.entry_points(group='vllm.general_plugins').names))"
-    said = subprocess.run(
-        [sys.executable, "-c", asked], env={"PYTHONPATH": str(target)}, capture_output=True, text=True
-    )
-    assert said.stdout.split() == sorted(entry_points(group="vllm.general_plugins").names)
+def test_paths_without_a_default_are_named():
+    for recipe, given, missing in (("qwen3-4b-fp8", {"out": "/out"}, "--data"), ("qwen3-4b-fp8", {"data": "/d"}, "--out")):
+        with pytest.raises(LaunchError, match=missing):
+            places(load(recipe), None, **{"data": None, "out": None} | given)
 
 
-def node(address: str, **changes: object) -> dict:
-    packages = {nodes.plain(name): version for name, version in pins("cuda13").packages.items()}
-    found = {"address": address, "Python": "3.12.1", "packages": packages, "sources": "x", "missing": [], "absent": []}
-    return found | {"writable": True, "resources": {"CPU": 8.0, "GPU": 8.0}} | changes
+def test_the_working_directory_stands_for_an_installation(tmp_path: Path):
+    sources.fill(tmp_path, {"reward/own.py": "x = 1"})
+    told = """
+import importlib.metadata, importlib.util, json, launch.recipes.stacks, reward.own
+names = sorted(importlib.metadata.entry_points(group="vllm.general_plugins").names)
+print(json.dumps([importlib.util.find_spec("ascend_quant").origin, launch.__file__, sorted(launch.recipes.stacks.all_pins()), names]))
+"""
+    own = {"PYTHONPATH": str(tmp_path)}
+    said = subprocess.run([sys.executable, "-c", told], env=own, cwd="/", capture_output=True, text=True, check=True)
+    stacks = ["ascend-cann8.5", "ascend-cann9.1", "cpu", "cuda13"]
+    names = sorted(entry_points(group="vllm.general_plugins").names)
+    assert json.loads(said.stdout) == [*(f"{tmp_path}/{name}/__init__.py" for name in OURS), stacks, names]
+    package = Path(ascend_quant.__file__).parent
+    for file in package.rglob("*.[jpt][os]*"):  # json, toml
+        assert (tmp_path / "ascend_quant" / file.relative_to(package)).read_bytes() == file.read_bytes()
 
 
-def test_nodes_are_fit_or_say_what_they_lack():
-    made = plan()
-    devices = made.recipe.devices_per_node
-    fit = node("a", resources={"CPU": 8.0, "GPU": float(devices)})
-    head = node("h", resources={}, absent=made.paths, writable=False)  # computes nothing
-    assert nodes.problems([fit, head], made) == []
-    assert nodes.notes([fit], "cuda13") == []
-    worse = {
-        "GPU": {"resources": {"CPU": 8.0, "GPU": devices - 1.0}},
-        "torch": {"packages": fit["packages"] | {"torch": "1.0"}},
-        made.imports[0].module: {"missing": [0]},
-        made.paths[0]: {"absent": made.paths[:1]},
-        made.out: {"writable": False},
-    }
-    for word, change in worse.items():
-        found = nodes.problems([fit, node("b", **change)] if word == "torch" else [fit | change], made)
-        assert len(found) == 1 and word in found[0], (word, found)
-    assert any("torch" in line for line in nodes.notes([node("b", **worse["torch"])], "cuda13"))
-    assert nodes.lacking_ours([fit]) == ["a"]
+def test_what_stops_a_run_is_told_with_its_nodes_and_all_else_is_a_note():
+    missing = Finding("error", "run.inputs", "/data/train.parquet does not exist", "make it")
+    older = Finding("error", "versions.packages", "verl 0.9.0; 0.9.1 is pinned", "install it")
+    full = Finding("warning", "machine.tmp", "4 GiB free", "free some")
+    skew = Finding("error", "hosts.traits", "torch: 2.1 on a; 2.2 on b", "use the same image")
+    well = Finding("ok", "machine.shm", "all free")
+    hosts = [HostReport("a", [missing, older, well]), HostReport("b", [missing, full])]
+    stopping, notes = ("\n".join(lines) for lines in lines_of(Report(hosts, [skew])))
+    assert stopping.count("\n") == notes.count("\n") == 1
+    assert has_line_naming(stopping, "a, b", missing.what, missing.fix) and has_line_naming(stopping, skew.what)
+    assert has_line_naming(notes, "a", older.what) and has_line_naming(notes, "b", full.what)
