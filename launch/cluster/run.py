@@ -117,7 +117,7 @@ def again(plan: Plan, number: int) -> Plan:
 
 
 def variables_of(job: Job, number: int) -> dict[str, str]:
-    """Return a job's variables in an attempt; a restart has its own folder for metrics, as verl truncates their file."""
+    """Return a job's variables in an attempt; a restart has another folder for metrics, as verl truncates the file."""
     if number == 0 or METRICS not in job.environment:
         return job.environment
     return job.environment | {METRICS: f"{job.environment[METRICS]}-restart{number}"}

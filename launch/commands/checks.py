@@ -17,6 +17,8 @@ from launch.commands.recipe import Changes, of_data
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from launch.doctor.checking import Report
+    from launch.recipes import Recipe
     from launch.smoke.setting import Setting
 
 DEFAULT = Path("smoke.json")
@@ -25,6 +27,10 @@ DEFAULT = Path("smoke.json")
 def doctor(
     cluster: Annotated[
         str | None, typer.Option(help="An inventory's name, or the path of a .yaml file.  [default: this machine]")
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="With --recipe: as for train; the checks run on the nodes of that Ray."),
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="Also check what this recipe needs.")] = None,
     changes: Changes = None,
@@ -48,7 +54,9 @@ def doctor(
     from launch.plan.make import locals_of, new_run
     from launch.recipes import load as load_recipe
 
-    of_recipe = {"--set": changes, "--model": model, "--data": data, "--out": out}
+    if ray is not None and cluster is not None:
+        fail("--ray with --cluster: the hosts are those of that Ray cluster; remove --cluster", WRONG_USE)
+    of_recipe = {"--ray": ray, "--set": changes, "--model": model, "--data": data, "--out": out}
     if recipe is None and (given := [name for name, value in of_recipe.items() if value]):
         fail(f"{given[0]} works only with --recipe: add it", WRONG_USE)
     try:
@@ -57,9 +65,10 @@ def doctor(
             made, folder = of_data(changes, data)
             wanted = load_recipe(recipe, changes=made)
             hosts = inventory or this_machine(wanted.stack)
-            paths = places(wanted, hosts, new_run(), locals_of(hosts)[0], model, folder, out)
+            if ray is None:
+                paths = places(wanted, hosts, new_run(), locals_of(hosts)[0], model, folder, out)
         with waiting("examining"):
-            report = examine(inventory, wanted, paths)
+            report = examine_nodes(ray, wanted, model, folder, out) if ray else examine(inventory, wanted, paths)
     except LaunchError as error:
         fail(str(error), WRONG_USE)
     if as_json:
@@ -67,6 +76,17 @@ def doctor(
     else:
         show(report, Console())
     raise typer.Exit(report.exit_code)
+
+
+def examine_nodes(address: str, recipe: "Recipe", model: str | None, data: str | None, out: str | None) -> "Report":
+    """Return the findings on the nodes of a Ray cluster that already exists."""
+    from launch.plan.make import new_run
+    from launch.ray_jobs.cluster import connect
+    from launch.ray_jobs.nodes import examine
+    from launch.ray_jobs.plan import make, places
+
+    plan = make(recipe, places(recipe, model, data, out), new_run(), [], shell=os.environ)
+    return examine(connect(address), plan, f"{plan.run}-doctor")
 
 
 def smoke(

@@ -6,11 +6,14 @@ import re
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ascend_quant.terminal.exits import FAILED, WRONG_USE, fail
+
+if TYPE_CHECKING:
+    from launch.recipes import Recipe
 
 WIDTH = 110  # of the table, so that names are not truncated
 RecipeName = Annotated[str, typer.Argument(help="A recipe's name, or the path of a .yaml file.")]
@@ -23,6 +26,14 @@ DataOption = Annotated[
 ]
 DATA_FILES = (".parquet", ".json", ".jsonl")  # that verl can read
 recipe_app = typer.Typer(no_args_is_help=True, help="What can be trained: recipes in configs/recipes.")
+
+
+class ClusterFile(str, Enum):
+    """Files for a cluster's own tools that `run.sh recipe show --as` writes."""
+
+    slurm = "slurm"
+    kuberay = "kuberay"
+    docker_compose = "docker-compose"
 
 
 class DataName(str, Enum):
@@ -97,19 +108,41 @@ def show_recipe(
     data: DataOption = None,
     out: Annotated[str | None, typer.Option(help="Output folder.  [default: runs/<name>]")] = None,
     changes: Changes = None,
+    as_file: Annotated[
+        ClusterFile | None,
+        typer.Option(
+            "--as", help="Print a file that starts it instead: a script for sbatch, a RayJob, a compose file."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the recipe and what it expands to, as JSON.")] = False,
 ) -> None:
-    """Print the verl command that a recipe expands to."""
+    """Print the verl command that a recipe expands to, or a file with which a cluster's own tool starts it."""
     from launch import LaunchError
     from launch.recipes import command, load, paths_of
 
     made, folder = of_data(changes, data)
     try:
         recipe = load(name, changes=made)
+        if as_file is not None:
+            typer.echo(cluster_file(as_file, recipe, model, folder, out))
+            return
     except LaunchError as error:
         fail(str(error), WRONG_USE)
     paths = paths_of(recipe, model, folder or "data", out)
     typer.echo(json.dumps(command.described(recipe, paths), indent=1) if as_json else command.shown(recipe, paths))
+
+
+def cluster_file(form: ClusterFile, recipe: "Recipe", model: str | None, data: str | None, out: str | None) -> str:
+    """Return the text of a file that starts a recipe."""
+    import yaml
+
+    from launch.cluster_files import compose, kuberay, slurm
+
+    if form is ClusterFile.slurm:
+        return slurm.script(recipe, model, data, out)
+    made = kuberay.ray_job(recipe, model, data, out) if form is ClusterFile.kuberay else compose.compose(recipe, model)
+    plain = json.loads(json.dumps(made))  # without aliases, of what stands there twice
+    return yaml.safe_dump(plain, sort_keys=False, width=10_000).rstrip()
 
 
 def data(

@@ -48,8 +48,8 @@ class Cluster:
         self.address, self.headers, self.version = address, headers, version
         for name in OTHERS:
             os.environ.pop(name, None)
-        for module in (dashboard_sdk, sdk):  # which report uploads and closed connections
-            logging.getLogger(module.__name__).setLevel(logging.WARNING)
+        for name in ("ray", dashboard_sdk.__name__, sdk.__name__):  # which report uploads and closed connections
+            logging.getLogger(name).setLevel(logging.WARNING)
         self.client = JobSubmissionClient(address, headers=dict(headers))
         self.client._do_request = partial(self.client._do_request, timeout=UPLOAD_SECONDS)
 

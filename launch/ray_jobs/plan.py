@@ -19,8 +19,8 @@ from launch.environment.variables import secret, without_secrets
 from launch.inputs.model import place
 from launch.plan import Job
 from launch.plan import job as jobs
-from launch.plan.dry_run import job_lines
 from launch.plan.dry_run import job as described_job
+from launch.plan.dry_run import job_lines
 from launch.plan.make import attention_problems, extra_problems
 from launch.recipes import Paths, Recipe, paths_of, resolve
 
@@ -70,14 +70,16 @@ def make(
     resolved = resolve(recipe, paths)
     overrides = [*resolved.overrides, *extra]
     variables = environment(recipe.stack, overrides, resolved.environment, shell)
-    expanded = [f"{name}={value}: Ray would replace its $ on each node: write the value itself"
-                for name, value in without_secrets(variables).items() if EXPANDED.search(variables[name])]
+    expanded = [
+        f"{name}={value}: Ray would replace its $ on each node: write the value itself"
+        for name, value in without_secrets(variables).items()
+        if EXPANDED.search(variables[name])
+    ]
     found = [*extra_problems(recipe, extra), *attention_problems(recipe, overrides), *expanded]
     if found:
         raise LaunchError("\n".join(found))
     # each variable counts as the user's, since Ray refuses one that verl's ray.init names too
     job = jobs.job(run, resolved, extra, [("run", variables)], restarts, paths)
-    files = {".run": run, **job.files}
     wanted = replace(
         wanted_here(recipe, paths),
         hosts=recipe.nodes,
@@ -90,7 +92,8 @@ def make(
         saving=jobs.saving(recipe, overrides, paths),
         imports=jobs.imports(recipe, overrides),
     )
-    return RayPlan(run, recipe, Job(job.entrypoint, files, variables | job.environment), wanted, notes(variables, shell))
+    job = Job(job.entrypoint, {".run": run, **job.files}, variables | job.environment)
+    return RayPlan(run, recipe, job, wanted, notes(variables, shell))
 
 
 def environment(

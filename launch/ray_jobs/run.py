@@ -68,9 +68,7 @@ def attempt(plan: RayPlan, cluster: Cluster, desk: Desk, number: int) -> Outcome
     return verdict(info, desk.logs.folder / f"{DRIVER}.log", before, desk)
 
 
-def check(
-    plan: RayPlan, cluster: Cluster, desk: Desk, submission: str, number: int
-) -> tuple[list[str], list[str]]:
+def check(plan: RayPlan, cluster: Cluster, desk: Desk, submission: str, number: int) -> tuple[list[str], list[str]]:
     """Return what would stop the run, and notes; a restart waits for nodes that come back late."""
     deadline, looks = time.monotonic() + (JOIN_SECONDS if number else 0), 0
     while True:

@@ -66,7 +66,9 @@ def test_the_token_comes_from_where_ray_reads_it(dashboard: str, tmp_path: Path,
     assert cluster.client.get_address() == dashboard
 
 
-@pytest.mark.parametrize("environment", [{"RAY_AUTH_TOKEN_PATH": "/nowhere"}, {"RAY_AUTH_TOKEN": "another"}], ids=["none", "wrong"])
+@pytest.mark.parametrize(
+    "environment", [{"RAY_AUTH_TOKEN_PATH": "/nowhere"}, {"RAY_AUTH_TOKEN": "another"}], ids=["none", "wrong"]
+)
 def test_no_token_and_a_wrong_one_are_errors(dashboard: str, environment: dict[str, str]):
     with pytest.raises(LaunchError, match=dashboard):
         connect(dashboard, environment)
@@ -122,7 +124,10 @@ def test_a_variable_stands_once_and_a_restart_resumes():
 
 
 def test_paths_without_a_default_are_named():
-    for recipe, given, missing in (("qwen3-4b-fp8", {"out": "/out"}, "--data"), ("qwen3-4b-fp8", {"data": "/d"}, "--out")):
+    for recipe, given, missing in (
+        ("qwen3-4b-fp8", {"out": "/out"}, "--data"),
+        ("qwen3-4b-fp8", {"data": "/d"}, "--out"),
+    ):
         with pytest.raises(LaunchError, match=missing):
             places(load(recipe), None, **{"data": None, "out": None} | given)
 
@@ -132,7 +137,8 @@ def test_the_working_directory_stands_for_an_installation(tmp_path: Path):
     told = """
 import importlib.metadata, importlib.util, json, launch.recipes.stacks, reward.own
 names = sorted(importlib.metadata.entry_points(group="vllm.general_plugins").names)
-print(json.dumps([importlib.util.find_spec("ascend_quant").origin, launch.__file__, sorted(launch.recipes.stacks.all_pins()), names]))
+files = [importlib.util.find_spec("ascend_quant").origin, launch.__file__]
+print(json.dumps([*files, sorted(launch.recipes.stacks.all_pins()), names]))
 """
     own = {"PYTHONPATH": str(tmp_path)}
     said = subprocess.run([sys.executable, "-c", told], env=own, cwd="/", capture_output=True, text=True, check=True)

@@ -1,0 +1,59 @@
+# shellcheck shell=bash disable=SC2154,SC2034 # variables_of_node(), which uses $nic, and command stand above
+set -euo pipefail
+RAY_AUTH_TOKEN=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')
+export RAY_AUTH_TOKEN RAY_AUTH_MODE=token RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+export HEAD=${nodes[0]} PORT=$((20000 + SLURM_JOB_ID % 10000))
+
+address_of() { # of a node, whose name need not resolve, as Slurm knows it
+  getent ahostsv4 "$(scontrol show node "$1" | grep -oP 'NodeAddr=\K\S+')" | awk 'NR == 1 { print $1 }'
+}
+
+start_ray() { # on each node
+  address=$(address_of "$SLURMD_NODENAME")
+  nic=$(ip -o addr show to "$address" | awk 'NR == 1 { print $2 }')
+  variables_of_node
+  common=(--block --node-ip-address="$address" --disable-usage-stats)
+  if [[ $SLURMD_NODENAME == "$HEAD" ]]; then
+    exec ray start --head --port="$PORT" --include-dashboard=false --temp-dir="/tmp/ray-$SLURM_JOB_ID" "${common[@]}"
+  fi
+  until ray health-check --address "$HEAD_ADDRESS:$PORT" 2> /dev/null; do sleep 1; done
+  exec ray start --address="$HEAD_ADDRESS:$PORT" "${common[@]}"
+}
+
+on() { # on NODE COMMAND ..: replaces this shell, so that $! is srun
+  exec srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" "${@:2}"
+}
+
+end() { # first the workers' Ray, then the head's
+  local code=$?
+  trap - EXIT TERM INT
+  for step in "${workers[@]}" "$head"; do
+    kill "$step" 2> /dev/null || true
+    wait "$step" || true
+  done
+  exit "$code"
+}
+
+HEAD_ADDRESS=$(address_of "$HEAD")
+export HEAD_ADDRESS RAY_ADDRESS=$HEAD_ADDRESS:$PORT
+functions=$(declare -f address_of variables_of_node start_ray)
+workers=()
+on "$HEAD" env -u RAY_ADDRESS bash -c "$functions; start_ray" &
+head=$!
+trap end EXIT
+trap 'exit 143' TERM INT
+for node in "${nodes[@]:1}"; do
+  on "$node" env -u RAY_ADDRESS bash -c "$functions; start_ray" &
+  workers+=($!)
+done
+
+wait_for_nodes() { # on the head
+  until ray health-check --address "$RAY_ADDRESS" 2> /dev/null; do sleep 1; done
+  python -c "
+import ray, time
+ray.init()
+while sum(node['Alive'] for node in ray.nodes()) < $SLURM_JOB_NUM_NODES: time.sleep(1)"
+}
+(on "$HEAD" timeout 300 bash -c "$(declare -f wait_for_nodes); wait_for_nodes")
+(on "$HEAD" "${command[@]}")
