@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 from launch import LaunchError
 from launch.doctor.checking import Finding, HostReport, Report
+from launch.doctor.devices import present
 from launch.doctor.examination import BEFORE_RAY
 from launch.doctor.hosts import EXAMINE_SECONDS, TOGETHER, Request
 from launch.doctor.run import inputs, out
@@ -21,7 +22,7 @@ from launch.system.cause import cause_in
 
 PORT = 50000  # one of those that the kernel gives; torch.distributed and vLLM use them between nodes
 START_SECONDS = 60  # of the job
-STOPPING = {*(one.name for one in (*BEFORE_RAY, inputs, out)), *(one.name for one in TOGETHER), "ray.devices"}
+STOPPING = {*(one.name for one in (*BEFORE_RAY, inputs, out)), *(one.name for one in TOGETHER)}
 KEEPS_DEVICES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # else older Rays hide devices from tasks that take none
 
 
@@ -39,7 +40,7 @@ def examine(cluster: Cluster, plan: RayPlan, submission: str, given_up: Callable
         has = ", ".join(f"{address} {count}" for address, count in counts.items())
         what = f"{recipe.name} needs {recipe.nodes} nodes with {recipe.devices_per_node} {kind} each; Ray has {has}"
         fix = "add nodes to the Ray cluster, or use fewer with --set nodes=.. and devices_per_node=.."
-        return Report([], [Finding("error", "ray.devices", what, fix)])
+        return Report([], [Finding("error", present.name, what, fix)])
     addresses = [node["node_ip"] for node in fit]
     requests = {
         node["node_id"]: Request(one, plan.wanted, [(other, PORT) for other in addresses if other != one])

@@ -1,4 +1,4 @@
-"""`recipe show --as`: each file starts the recipe's own command, with the variables of docs/environment.md, and is valid."""
+"""`recipe show --as`: each file is valid, and starts the recipe's own command with the variables of its stack."""
 
 import json
 import re

@@ -71,24 +71,19 @@ def test_verbs_and_options_are_those_of_run_sh(words: list[str]):
 
 
 def inventories(folder: Path) -> dict[str, Path]:
-    """The inventories of the page, and that which its commands write on two nodes of Slurm."""
-    four, example, two = [block for block in blocks(ENGLISH, "yaml") if block.startswith("stack:")]
-    head, hosts = [words for words in ALL if words[-1] == "hosts:" or words[0] == "sed"]
-    lines = [line.replace("$PWD", "/training/a").replace("$PYTHON", "/training/venv/bin/python") for line in head[2:]]
-    replacement = hosts[1].split("/")[2]
-    slurm = [*lines, *(replacement.replace("&", node) for node in ("gpu001", "gpu002"))]
-    found = {f"{name}.yaml": folder / f"{name}.yaml" for name in ("two", "four", "slurm", "cluster")}
-    for file, text in zip(found.values(), (two, four, "\n".join(slurm), example), strict=True):
+    """The inventories of the pages."""
+    found = {f"{name}.yaml": folder / f"{name}.yaml" for name in ("four", "cluster", "two")}
+    texts = [block for block in blocks(ENGLISH, "yaml") if block.startswith("stack:")]
+    for file, text in zip(found.values(), texts, strict=True):
         file.write_text(text)
     return found
 
 
 def test_inventories_are_understood(tmp_path: Path):
     files = inventories(tmp_path)
-    two, four, slurm, example = (load(str(file)) for file in files.values())
+    four, example, two = (load(str(file)) for file in files.values())
     assert (len(two.hosts), len(four.hosts), len(example.hosts)) == (2, 4, 2)
     assert four.image == f"ascend-quant:{four.stack}" and four.stack in IMAGES.values()
-    assert [host.address for host in slurm.hosts] == ["gpu001", "gpu002"] and slurm.python and slurm.image is None
 
 
 def test_what_the_page_has_a_reader_make_in_the_checkout_is_git_s_to_ignore():
@@ -105,10 +100,11 @@ def test_what_the_page_has_a_reader_make_in_the_checkout_is_git_s_to_ignore():
     assert said.stdout.split() == inside
 
 
-@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("place", range(2))
 def test_a_cluster_trains_on_the_data_that_the_page_has_made(place: int, tmp_path: Path):
     """Where `data --to` writes is, behind the inventory's mounts, where the run looks: by --data, or by default."""
-    section = [text for text in sections(ENGLISH).values() if "./run.sh data dapo-math-17k" in text][place]
+    with_hosts = [text for text in sections(ENGLISH).values() if "--cluster" in text]
+    section = [text for text in with_hosts if "./run.sh data dapo-math-17k" in text][place]
     words = [one[one.index("./run.sh") + 1 :] for one in commands(section) if "./run.sh" in one]
     (made,) = [one[one.index("--to") + 1] for one in words if one[0] == "data"]
     train = next(one for one in words if one[0] == "train")
