@@ -21,7 +21,7 @@ from launch.recipes import Paths, load, resolve
 from launch.recipes.stacks import pins
 
 SHELLCHECK = Path(sys.prefix) / "bin" / "shellcheck"
-PATHS = {"model": "/models/one", "data": "/work/data", "out": "/work/runs/one"}
+PATHS = {"model": "/models/one of two", "data": "/work/data", "out": "/work/runs/one"}
 RECIPES = {"qwen2.5-7b-int8-gsm8k-h100": 1, "qwen3-30b-a3b-int8-grpo-h200": 1, "qwen3-30b-a3b-int8-grpo-2xa2": 2}
 SECRET = ["--set", "environment.WANDB_API_KEY=hush-hush", "--set", "environment.WANDB_PROJECT=a 'b' \"c\""]
 

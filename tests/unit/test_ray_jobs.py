@@ -51,12 +51,13 @@ def dashboard() -> Iterator[str]:
 
 @pytest.mark.parametrize("where", ["variable", "named_file", "home"])
 def test_the_token_comes_from_where_ray_reads_it(dashboard: str, tmp_path: Path, monkeypatch, where: str):
-    file = tmp_path / ".ray" / "auth_token"
-    file.parent.mkdir()
-    file.write_text(f"{TOKEN}\n" if where != "variable" else "another")
+    named, at_home = tmp_path / "named", tmp_path / ".ray" / "auth_token"
+    at_home.parent.mkdir()
+    named.write_text(f"{TOKEN}\n" if where == "named_file" else "another")
+    at_home.write_text(f"{TOKEN}\n" if where == "home" else "another")
     environment = {
-        "variable": {"RAY_AUTH_TOKEN": TOKEN, "RAY_AUTH_TOKEN_PATH": str(file)},
-        "named_file": {"RAY_AUTH_TOKEN_PATH": str(file)},
+        "variable": {"RAY_AUTH_TOKEN": TOKEN, "RAY_AUTH_TOKEN_PATH": str(named)},
+        "named_file": {"RAY_AUTH_TOKEN_PATH": str(named)},
         "home": {},
     }[where]
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")  # the shell's own Ray is another one
