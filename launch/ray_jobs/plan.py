@@ -84,7 +84,7 @@ def make(
         wanted_here(recipe, paths),
         hosts=recipe.nodes,
         ports={},
-        environment=variables,
+        environment={name: value for name, value in variables.items() if not secret(name, value)},
         data=[path for path in jobs.needs(recipe, paths, overrides) if path != paths.model],
         columns=jobs.columns(overrides),
         prompt=jobs.prompt(overrides),

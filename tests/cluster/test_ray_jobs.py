@@ -154,6 +154,15 @@ def test_nothing_starts_without_the_token(there: There, environment):
     assert DASHBOARD in run.text
 
 
+@pytest.mark.parametrize(("nodes", "named"), [("3", "10.77.0.11, 10.77.0.12, 10.77.0.13"), ("4", "10.77.0.13 1")])
+def test_doctor_looks_at_every_node_of_the_run(there: There, nodes: str, named: str):
+    options = ["--recipe", "addition-int8", "--set", f"nodes={nodes}", "--data", "/nowhere", "--out", there.folder]
+    run = there.launch("doctor", "--ray", DASHBOARD, *options, **TOKEN)
+    assert run.wait(RUN_SECONDS) == 1, run.text
+    problem = "run.inputs" if nodes == "3" else "devices.present"
+    assert re.search(rf"^error {problem}\b.*{re.escape(named)}\b", run.text, flags=re.MULTILINE), run.text
+
+
 def test_a_dead_head_ends_the_run(cluster: There):
     """The last test: Ray's workers on the other nodes end a minute after their head, as Ray finds out."""
     cluster.stay.touch()

@@ -18,7 +18,7 @@ from launch.doctor.checking import Finding, HostReport, Report
 from launch.ray_jobs import sources
 from launch.ray_jobs.cluster import connect, url
 from launch.ray_jobs.nodes import lines_of
-from launch.ray_jobs.plan import RayPlan, make, places
+from launch.ray_jobs.plan import RayPlan, described, make, places
 from launch.recipes import Paths, load
 
 TOKEN = "a-token-of-thirty-two-characters"
@@ -107,6 +107,15 @@ def test_variables_that_name_a_host_or_tie_to_another_ray_are_left_to_the_cluste
         "RAY_health_check_period_ms",
     }
     assert any("NCCL_SOCKET_IFNAME" in note for note in made.notes)
+
+
+def test_a_secret_is_a_variable_of_the_job_and_nothing_else():
+    made = plan(shell={"WANDB_API_KEY": "hush-hush", "WANDB_PROJECT": "one"})
+    assert made.job.environment["WANDB_API_KEY"] == "hush-hush"
+    assert made.wanted.environment["WANDB_PROJECT"] == "one"
+    assert (
+        "hush" not in f"{made.wanted}{made.job.entrypoint}{made.notes}{described(made, 'there')}"
+    )  # some are arguments
 
 
 def test_a_value_that_ray_would_expand_is_refused():
