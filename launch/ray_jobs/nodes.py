@@ -33,7 +33,8 @@ def examine(cluster: Cluster, plan: RayPlan, submission: str, given_up: Callable
         LaunchError: the checks could not be run, with the cause.
     """
     recipe, kind = plan.recipe, "NPU" if pins(plan.recipe.stack).devices == "npu" else "GPU"  # verl: GPU on stack cpu
-    alive = [node for node in cluster.listed("nodes") if node["state"] == "ALIVE"]
+    found = sorted(cluster.listed("nodes"), key=lambda node: node["node_ip"])
+    alive = [node for node in found if node["state"] == "ALIVE"]
     counts = {node["node_ip"]: int(node["resources_total"].get(kind, 0)) for node in alive}
     fit = [node for node in alive if counts[node["node_ip"]] >= recipe.devices_per_node]
     if len(fit) < recipe.nodes:
