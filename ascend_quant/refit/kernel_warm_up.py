@@ -1,6 +1,5 @@
 """Compilation of a refit's kernels before an engine profiles its memory and captures graphs."""
 
-import time
 from collections.abc import Iterator
 
 import torch
@@ -12,19 +11,15 @@ from ascend_quant.refit.session import Refit
 SENT_AS = (torch.bfloat16, torch.float32)  # dtypes that trainers send
 
 
-def prepare(refit: Refit, prequantized: bool = False) -> float:
+def prepare(refit: Refit, prequantized: bool = False) -> None:
     """Compile the kernels for refits from tensors on the engine's device, and for digests of these tensors.
 
     Args:
         prequantized: whether to include kernels for pre-quantized tensors (transfer/prequantized.py), which few
             trainers send.
-
-    Returns:
-        Seconds.
     """
-    device, start = refit.residents[0].tensor.device, time.perf_counter()
+    device = refit.residents[0].tensor.device
     kernels_for(device).prepare(device, _of_prequantized(refit) if prequantized else _of_weights(refit))
-    return time.perf_counter() - start
 
 
 def _of_weights(refit: Refit) -> Iterator[tuple[RowWrite, torch.dtype]]:

@@ -25,20 +25,19 @@ ASK_SECONDS = 2
 RAY_SILENT_SECONDS = 60
 LEAVE_SECONDS = 20
 STOP_SECONDS = 8
-STARTED = "ASCEND_QUANT_STARTED"  # start of Ray's head, and submission of the job, for start_up/* metrics
 LONGEST_MESSAGE = 2000
 ANSWER_SECONDS = 10
 
 
 def run(part: Part) -> int:
     """Start the head, wait for the members, run the job; return the exit code."""
-    plan, began = part.plan, time.time()
+    plan = part.plan
     known = members_of(plan)
     if part.meeting is not None:
         share(part.meeting, part.environment["RAY_AUTH_TOKEN"], part.facts["versions"])
     part.start_ray(plan, int(plan.ports["dashboard"]))
     dashboard = f"http://{joined(part.checked.wire.address, plan.ports['dashboard'])}"
-    head = Head(plan, known, part.ray, dashboard, part.emit, began)
+    head = Head(plan, known, part.ray, dashboard, part.emit)
     code = head.follow(part.orders.ended)
     if part.meeting is not None and len(plan.members) > 1:
         head.wait_until_alone()
@@ -77,12 +76,12 @@ class Members:
 class Head:
     """The supervisor of the head's Ray, its members and the job; queries Ray every two seconds."""
 
-    def __init__(self, plan: NodePlan, known: Members, ray: RayNode, dashboard: str, emit: Emit, began: float) -> None:
+    def __init__(self, plan: NodePlan, known: Members, ray: RayNode, dashboard: str, emit: Emit) -> None:
         self.plan, self.members, self.ray, self.dashboard, self.emit = plan, known, ray, dashboard, emit
         self.job: RunningJob | None = None
         self.tail: Tail | None = None
         self.status = ""
-        self.asked, self.began = 0.0, began
+        self.asked = 0.0
         self.answered = time.monotonic()
 
     def follow(self, ended: threading.Event) -> int:
@@ -119,7 +118,7 @@ class Head:
         if self.members.look(nodes(self.dashboard)):
             self.emit("members", joined=sorted(self.members.joined), lost=list(self.members.lost.items()))
         if self.job is None and len(self.members.joined) == len(self.plan.members):
-            self.job = RunningJob(self.dashboard, self.plan, self.began)
+            self.job = RunningJob(self.dashboard, self.plan)
             self.tail = Tail(self.job.log)
         return None
 
@@ -160,13 +159,9 @@ class Head:
 
 
 class RunningJob:
-    """The submitted Ray job.
+    """The submitted Ray job."""
 
-    Args:
-        began: start of this host's part of the run, in seconds since the epoch.
-    """
-
-    def __init__(self, dashboard: str, plan: NodePlan, began: float) -> None:
+    def __init__(self, dashboard: str, plan: NodePlan) -> None:
         temp_dir, job = Path(plan.temp_dir), plan.job
         folder = temp_dir / "job"
         for name, text in {".run": plan.run, **job.files}.items():
@@ -178,10 +173,7 @@ class RunningJob:
             self.client.submit_job(
                 submission_id=self.id,
                 entrypoint=shlex.join([sys.executable, *job.entrypoint]),
-                runtime_env={
-                    "working_dir": str(folder),
-                    "env_vars": {**job.environment, STARTED: f"{began:.3f},{time.time():.3f}"},
-                },
+                runtime_env={"working_dir": str(folder), "env_vars": job.environment},
             )
         # a name documented by Ray; the driver runs on the head, so its log needs no network
         self.log = temp_dir / "session_latest" / "logs" / f"job-driver-{self.id}.log"

@@ -1,6 +1,5 @@
 """docs/metrics.md and its twin name every metric that the code makes, and no other, each with what to do."""
 
-import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ from ascend_quant.exact.counters import Compared
 from ascend_quant.integrations.verl.metrics.receipts import OF_A_REPLICA
 from ascend_quant.integrations.verl.metrics.renamed import GONE_IN, RENAMED
 from ascend_quant.integrations.verl.metrics.replica_mismatch import replica_mismatch
-from ascend_quant.integrations.verl.metrics.start_up import LOGGED, STARTED, StartUp
 from ascend_quant.kv_cache.scales import Scales
 from ascend_quant.refit import Receipt
 from ascend_quant.schemes.layer_names import LeftOut, Unquantized
@@ -21,8 +19,8 @@ from launch import ROOT
 
 PAGES = [ROOT / "docs" / name for name in ("metrics.md", "metrics.zh.md")]
 ADAPTERS = Path(ascend_quant.__file__).parent / "integrations"
-OURS = ("refit/", "exact/", "rollout_corr/replica", "start_up/")
-MOST = 30  # names: each is one that somebody acts on
+OURS = ("refit/", "exact/", "rollout_corr/replica")
+MOST = 24  # names: each is one that somebody acts on
 
 
 def rows(page: Path) -> Iterator[list[str]]:
@@ -48,13 +46,6 @@ def refit_names() -> set[str]:
     return {*receipt, *(name for names in added for name in names)}
 
 
-def in_code(file: str, called: str) -> Iterator[ast.expr]:
-    """The first argument of each call of a method or a class of this name."""
-    for node in ast.walk(ast.parse((ADAPTERS / file).read_text())):
-        if isinstance(node, ast.Call) and called == getattr(node.func, "attr", getattr(node.func, "id", None)):
-            yield node.args[0]
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_refit(page: Path):
     names = refit_names()
@@ -72,7 +63,7 @@ def test_they_are_few_and_each_row_says_what_to_do(page: Path):
 def test_other_pages_name_no_metric_that_has_gone():
     known = {name for page in PAGES for name in re.findall(r"`([^`]+)`", "\n".join(cells[0] for cells in rows(page)))}
     for page in ({*(ROOT / "docs").glob("*.md")} | {ROOT / "README.md", ROOT / "README.zh.md"}) - {*PAGES}:
-        names = re.findall(r"`((?:refit|exact|start_up|rollout_corr/replica\w)/[\w./]+)`", page.read_text())
+        names = re.findall(r"`((?:refit|exact|rollout_corr/replica\w)/[\w./]+)`", page.read_text())
         names = [re.sub(r"/replica\d", "/replicaR", name) for name in names if not name.endswith((".py", "/"))]
         assert {*names} <= known, page
 
@@ -103,13 +94,3 @@ def test_of_verl(page: Path):
     *_, metrics = compute(*pair, torch.ones(1, 2), rollout_is="token", rollout_is_threshold=2.0)
     ours = named(page, "rollout_corr/replica")
     assert ours < named(page, "rollout_corr/") <= ours | set(metrics)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_start_up(page: Path):
-    trainer = "verl/trainer.py"
-    start = StartUp({STARTED: "0,1"}, now=lambda: 2.0)
-    ends = (*in_code(trainer, "mark"), *in_code(trainer, "EndOfStage"))
-    for stage in [stage.value for stage in ends if isinstance(stage, ast.Constant)]:
-        start.mark(stage, {"torch.compile": 0.0} if stage == "engines" else None)
-    assert named(page, "start_up/") == set(start.metrics()) and len(start.metrics()) == len(LOGGED) + 1

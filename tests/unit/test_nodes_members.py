@@ -40,7 +40,7 @@ def test_a_worker_that_leaves_after_the_job_is_no_loss(monkeypatch, status, over
     """Workers of --on-this-node leave as soon as they know how the job has ended, perhaps before the head asks."""
     told = []
     known = Members([["192.0.2.1"], ["192.0.2.2"]], joined={0, 1})
-    head = Head(node_plan(), known, None, "http://192.0.2.1:1", lambda event, **fields: told.append(event), 0.0)
+    head = Head(node_plan(), known, None, "http://192.0.2.1:1", lambda event, **fields: told.append(event))
     head.job = SimpleNamespace(state=lambda: (status, over, ""))
     monkeypatch.setattr(asked, "nodes", lambda dashboard: [node("192.0.2.1"), node("192.0.2.2", "DEAD")])
     assert head.look() == code

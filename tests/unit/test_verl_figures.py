@@ -2,7 +2,6 @@
 
 import logging
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -154,22 +153,3 @@ def test_the_trainer_looks_after_each_update_of_the_actor(caplog):
     with caplog.at_level(logging.WARNING, logger="ascend_quant"):
         assert trainer._update_actor(1, {}) == 2
     assert [record.getMessage().split(":")[0] for record in caplog.records] == ["step 7"]
-
-
-def test_what_verls_trainer_assigns_ends_a_stage_of_the_start():
-    pytest.importorskip("verl", reason="the trainer is verl's")
-    from ascend_quant.integrations.verl.metrics.start_up import StartUp
-    from ascend_quant.integrations.verl.trainer import with_refits
-
-    class Trainer:
-        """verl's, whose `_setup` makes all of them."""
-
-    trainer, moments = object.__new__(with_refits(Trainer)), iter([0.0, 1.0, 7.0, 7.5])
-    trainer.start_up = StartUp({}, lambda: next(moments))
-    assert not hasattr(trainer, "llm_server_manager")  # which verl's trainer asks
-    workers = SimpleNamespace(seconds_of_actor=lambda: [3.0, 5.0])
-    trainer.actor_rollout_wg, trainer.reward_loop_manager = workers, None
-    trainer.llm_server_manager = SimpleNamespace(get_replicas=list)
-    assert trainer.start_up.stages == {"workers placed": 1.0, "models": 6.0, "engines": 0.5}
-    assert trainer.start_up.inside == {"models": {"actor": 5.0, "other": 1.0}}
-    assert trainer.actor_rollout_wg is workers and trainer.reward_loop_manager is None

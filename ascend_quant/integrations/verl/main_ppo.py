@@ -12,7 +12,6 @@ from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
 from ascend_quant.integrations.verl import cpu_settings, settings
-from ascend_quant.integrations.verl.metrics.start_up import began_here
 from ascend_quant.integrations.verl.runner import TaskRunner
 from ascend_quant.integrations.verl.training import attention_settings
 
@@ -29,7 +28,6 @@ def main(config: Any) -> None:
     attention_settings.check(config, need_critic(config))
     if settings.wants_refits(config):
         settings.check(config)
-    began_here()
     run_ppo(config, task_runner_class=TaskRunner)
 
 

@@ -15,7 +15,6 @@ graphs/          our pass over compiled graphs: norms and SiLU fused with quanti
 exact/           option exact: the same bits in decode, prefill and trainer
 sampling.py      sampling in one pass over the logits, with vLLM's noise
 routed_experts.py  routed experts that an engine returns, if our expert layers route
-start_up.py      durations of the parts of a start
 flashrl.py       FLASHRL_* variables; reload_test.py runs the test that one of them requests
 hooks.py         monkeypatches: functions of vLLM that are replaced at run time, why, and how to switch each off;
                  manual_patches.py lists replaced attributes of single objects and registries

@@ -8,7 +8,6 @@ This runs once per model, between its construction and its first load. From then
 """
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import chain
@@ -25,7 +24,7 @@ from ascend_quant.engine.loading import Loading, guard, storage_of
 from ascend_quant.engine.smoothing import Smoothing
 from ascend_quant.engine.unmatched import UnmatchedWeights
 from ascend_quant.integrations import seen
-from ascend_quant.integrations.vllm import compat, contract, skipping, start_up, towers
+from ascend_quant.integrations.vllm import compat, contract, skipping, towers
 from ascend_quant.integrations.vllm.exact import install as exact
 from ascend_quant.integrations.vllm.inventory import residents_of, unmatched_of, unquantized_in
 from ascend_quant.integrations.vllm.kv_cache import key_balance
@@ -188,8 +187,7 @@ def _take_post_load_pass(model: nn.Module, refit: Refit, dummy: bool) -> None:
     def settle() -> None:
         if not prepared:  # before vLLM measures memory and captures graphs; a trainer's first tensors come later
             prepared.append(True)
-            start_up.add("weights", time.perf_counter() - attached)
-            start_up.add("refit kernels", prepare(refit))
+            prepare(refit)
         if refit.settle_implicit():
             return
         if refit.last_receipt is None and dummy:
@@ -199,7 +197,7 @@ def _take_post_load_pass(model: nn.Module, refit: Refit, dummy: bool) -> None:
         else:
             refit.verify()
 
-    prepared, attached = [], time.perf_counter()
+    prepared = []
     speakers = [module for module in model.modules() if getattr(module, "quant_method", None) is not None]
     for module in speakers:
         module.ascend_quant_settle = settle if module is speakers[0] else _nothing

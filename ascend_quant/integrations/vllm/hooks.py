@@ -22,7 +22,6 @@ from ascend_quant.integrations.vllm import (
     sampling,
     skipping,
     sleep,
-    start_up,
     towers,
 )
 from ascend_quant.integrations.vllm.attach import attach
@@ -213,18 +212,6 @@ WITH_FIRST_MODEL = (
         loaded=True,
         everywhere=True,
         fits=reload.knows_kernel_format,
-    ),
-    *(
-        Hook(
-            tuple(f"{module}:{worker}.{step}" for module, worker in start_up.WORKERS),
-            start_up.timed(part),
-            why="vLLM tells how long the parts of a start took only in log lines",
-            versions="0.23 and 0.28; a step that is not there is not timed",
-            off=f"{ANOTHER}; only seconds are recorded",
-            optional=True,
-            loaded=True,
-        )
-        for step, part in start_up.STEPS.items()
     ),
 )
 

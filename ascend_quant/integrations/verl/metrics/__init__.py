@@ -5,5 +5,4 @@ receipts.py           merges the reports of all engine workers into one step's m
 renamed.py            renamed metrics, which are also logged under their old names
 estimators.py         KL (k1, k3) and effective sample size of log-probabilities; `ascend-quant mismatch` uses them too
 replica_mismatch.py   the mismatch of each replica, if there are several
-start_up.py           start-up time by stage, until the end of step 1
 """

@@ -111,10 +111,6 @@ class RefitHttpServer(vLLMHttpServer):
         if self._cache_wakes is not None:
             await asyncio.shield(self._cache_wakes)  # cancelling a request does not cancel the wake-up
 
-    async def start_up_seconds(self) -> dict[str, float]:
-        """Return the seconds of each part of the first worker's start."""
-        return (await self.engine.collective_rpc("start_up_seconds"))[0]
-
     async def refit_quantization(self) -> str | None:
         """Return a description of the replica's quantization options; None if the quantization is not ours."""
         return (await self.engine.collective_rpc("refit_quantization"))[0]

@@ -23,7 +23,7 @@ from ascend_quant.integrations.verl import compat
 from ascend_quant.integrations.verl.metrics.receipts import WorkerReport
 from ascend_quant.integrations.verl.receiving.receiver import DrainingReceiver
 from ascend_quant.integrations.verl.settings import QUANTIZATION
-from ascend_quant.integrations.vllm import refit_of, start_up
+from ascend_quant.integrations.vllm import refit_of
 from ascend_quant.integrations.vllm.compat import TAKES_STACKED
 from ascend_quant.refit import RefitError, prepare
 from ascend_quant.transfer.checksums import Receiving
@@ -108,10 +108,6 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         """Return the free bytes of this worker's device; 0 if it has no memory of its own (CPU)."""
         device = torch.device(get_device_name())
         return 0 if device.type == "cpu" else torch.get_device_module(device).mem_get_info()[0]
-
-    def start_up_seconds(self) -> dict[str, float]:
-        """Return the seconds of each part of this worker's start."""
-        return start_up.seconds_of(self.model_runner.vllm_config.compilation_config)
 
     def exact_fingerprint(self) -> dict[str, str]:
         """Return this process's fingerprint, for comparison with an exact actor's."""

@@ -6,7 +6,6 @@ colocated engines (shared memory or IPC) and disaggregated ones (through a check
 
 import asyncio
 import functools
-import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -39,7 +38,6 @@ class SendingTrainingWorker(TrainingWorker):
     unquantized: Unquantized | None = None
 
     def __init__(self, *args: Any, options: SendOptions, **kwargs: Any) -> None:
-        self.began, self.seconds = time.perf_counter(), 0.0
         super().__init__(*args, **kwargs)
         install(WITH_EXACT_TEMPERATURE)  # the engine's module has been imported by now
         self.sender = WeightSender(self.engine, options)
@@ -70,7 +68,6 @@ class SendingTrainingWorker(TrainingWorker):
         super().reset()
         if self.sender.options.proves:
             prepare(own_device())
-        self.seconds = time.perf_counter() - self.began
 
 
 class SendsWeights:
@@ -97,11 +94,6 @@ class SendsWeights:
         with sync_memory.keep_allocator_cache() if found else nullcontext():
             async with sync_memory.overlap_wake_up(self.rollout, found):
                 return await super().update_weights(global_steps, mode)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def seconds_of_actor(self) -> float:
-        """Return the seconds that building the trained model took, without the reference model."""
-        return self.actor.seconds
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def send_codes(self, scheme: Scheme, names: Collection[str]) -> None:

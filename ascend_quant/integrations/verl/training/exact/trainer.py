@@ -41,7 +41,6 @@ class ExactTrainer:
         self._compare_fingerprints()
         prompts = exact_probe.prompts(len(self.tokenizer), self._longest)
         self._probe(prompts, exact_probe.answer_of(self._longest))
-        self.start_up.mark("exact probe")
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         updated = super()._update_actor(batch, metrics)
