@@ -6,6 +6,7 @@ rollout.py     tokens a second by scheme and KV cache; generation.py one engine,
 train.py       a recipe's training steps by stage, INT8 beside BF16; train_report.py
 sync.py        a weight sync under verl by what is sent, beside the trainer or apart
                of both: train_options.py, train_run.py one training, train_files.py and train_reward.py what it reads
+tune/          the autotuner of int8 kernels (`python -m benchmarks.tune`)
 convert.py     checkpoints converted, beside a copy
 study.py       does a policy with INT8 rollouts learn what one with BF16 rollouts learns?
 models.py      shapes, names and configs of models; tensors.py their weights, as a trainer holds them

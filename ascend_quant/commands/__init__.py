@@ -1,4 +1,1 @@
-"""The subcommands of `ascend-quant`, one module each: options and output.
-
-app.py registers all commands except tune.py, which is run as a module.
-"""
+"""The subcommands of `ascend-quant`, one module each: options and output. app.py registers them."""

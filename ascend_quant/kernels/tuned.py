@@ -1,4 +1,4 @@
-"""Tuned kernel choices of this GPU, as measured by commands/tune.py; reading them needs neither Triton nor a GPU.
+"""Tuned kernel choices of this GPU, as measured by benchmarks/tune; reading them needs neither Triton nor a GPU.
 
 There is one file per GPU model. ascend_quant/kernels/tuned contains the shipped ones; a file of the same name in the
 user's cache (~/.cache/ascend_quant/tuned, or below XDG_CACHE_HOME) overrides them, shape by shape and bucket by bucket:
@@ -9,7 +9,6 @@ A bucket is a number of rows (tokens); rows use the smallest bucket that is larg
 largest.
 """
 
-import json
 import logging
 import os
 from collections.abc import Mapping
@@ -20,7 +19,6 @@ from typing import NamedTuple
 import torch
 
 from ascend_quant.files.documents import BadDocument, parse_json, read_text
-from ascend_quant.files.whole_file import write_whole
 from ascend_quant.kernels.tuned_reader import BadTable, Choice, ChoicesReader
 
 logger = logging.getLogger(__name__)
@@ -179,24 +177,6 @@ def load(file: Path) -> Table:
     }
 
 
-def save(file: Path, choices: Table) -> None:
-    """Write choices to a file, replacing those of the same shapes and buckets; atomically.
-
-    Raises:
-        BadTable: the file exists but does not contain choices.
-    """
-    whole = merged(load(file), choices)
-    written = {
-        kind: {
-            "x".join(map(str, shape)): {str(rows): choice for rows, choice in sorted(buckets.items())}
-            for shape, buckets in sorted(shapes.items())
-        }
-        for kind, shapes in sorted(whole.items())
-    }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, _text(written))
-
-
 def merged(below: Table, above: Table) -> Table:
     """Merge two tables; `above` wins if both have the same bucket of a shape."""
     both: Table = {}
@@ -230,15 +210,3 @@ def _gpu(device: int) -> str:
 @cache
 def _read(gpu: str) -> Table:
     return table(gpu)
-
-
-def _text(content: dict) -> str:
-    """Format as JSON, one line per choice."""
-    kinds = []
-    for kind, shapes in content.items():
-        lines = []
-        for shape, buckets in shapes.items():
-            choices = ",\n".join(f"      {json.dumps(rows)}: {json.dumps(choice)}" for rows, choice in buckets.items())
-            lines.append(f"    {json.dumps(shape)}: {{\n{choices}\n    }}")
-        kinds.append(f"  {json.dumps(kind)}: {{\n" + ",\n".join(lines) + "\n  }")
-    return "{\n" + ",\n".join(kinds) + "\n}\n"

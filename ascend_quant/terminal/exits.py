@@ -7,7 +7,7 @@ DONE = 0
 FAILED = 1  # the command failed or completed only in part
 WRONG_USE = 2  # wrong options, files or machine; nothing was tried
 ABOVE = 3  # mismatch: the KL is above --fail-above
-NOT_REACHED = 3  # commands.tune: time ran out; the next run continues
+NOT_REACHED = 3  # benchmarks.tune: time ran out; the next run continues
 NOT_FORMED = 3  # train: the cluster did not form, or a host could not take part
 INTERRUPTED = 130  # Ctrl-C, by the shell's convention
 

@@ -7,6 +7,7 @@ from ascend_quant.kernels import tuned
 from ascend_quant.kernels.cuda.serve import linear_choice
 from ascend_quant.kernels.tuned import HopperTiles, Tiles
 from ascend_quant.schemes.arithmetic import dequantized_sums
+from benchmarks.tune.table import save
 
 pytestmark = pytest.mark.gpu
 
@@ -106,7 +107,7 @@ def test_the_op_takes_the_tuned_kernel_by_the_number_of_rows_and_is_one_op_when_
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     choices = {rows: {"by": "triton", **linear_choice.BY_ROWS[rows]._asdict()} for rows in (16, 64)}
-    tuned.save(tuned.user_file(tuned.gpu_name()), {"linear": {(208, 1040): choices}})
+    save(tuned.user_file(tuned.gpu_name()), {"linear": {(208, 1040): choices}})
     tuned.forget()
     linear_choice.forget()
     taken, launch = [], triton_linear.int8_product

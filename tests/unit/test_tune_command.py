@@ -1,4 +1,4 @@
-"""commands/tune.py with times that are made up: what it chooses, keeps, leaves out, and how it ends."""
+"""benchmarks/tune with times that are made up: what it chooses, keeps, leaves out, and how it ends."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -8,10 +8,10 @@ import torch
 from command_runs import runner
 from naming import has_line_naming
 
-from ascend_quant.commands.tune import tune
 from ascend_quant.kernels import tuned
-from ascend_quant.kernels.cuda.tune import search as tuning
 from ascend_quant.kernels.tuned import Tiles
+from benchmarks.tune import search as tuning
+from benchmarks.tune.command import tune
 
 CUTLASS = {"by": "cutlass"}
 SLOW, FAST = ({"by": "triton", **Tiles(64, 64, 128, 1, 4, stages)._asdict()} for stages in (3, 4))

@@ -6,7 +6,7 @@ pytest.importorskip("triton")
 
 from ascend_quant.kernels import tuned
 from ascend_quant.kernels.cuda.serve import triton_experts
-from ascend_quant.kernels.cuda.tune import experts as tune_experts
+from benchmarks.tune import experts as tune_experts
 
 SHAPE = tune_experts.SHAPES[0]
 PROCESSORS = 132

@@ -9,6 +9,7 @@ from naming import has_line_naming
 from ascend_quant.kernels import tuned
 from ascend_quant.kernels.cuda.serve import linear_choice
 from ascend_quant.kernels.tuned import HopperTiles, Tiles
+from benchmarks.tune.table import save
 
 HOPPER = {"by": "hopper", **HopperTiles(64, 128, 128, 4, 8)._asdict()}
 CUTLASS = {"by": "cutlass"}
@@ -38,7 +39,7 @@ def _forget():
 
 def test_rows_take_the_smallest_bucket_that_holds_them_or_the_largest(gpu):
     buckets = {rows: TRITON | {"stages": rows} for rows in (16, 64, 256)}
-    tuned.save(tuned.user_file("NVIDIA_Test_1_80GB"), {"linear": {(4608, 3584): buckets}})
+    save(tuned.user_file("NVIDIA_Test_1_80GB"), {"linear": {(4608, 3584): buckets}})
     _forget()
     found = {rows: tuned.find("linear", (4608, 3584), rows)["stages"] for rows in (1, 16, 17, 64, 65, 256, 8192)}
     assert found == {1: 16, 16: 16, 17: 64, 64: 64, 65: 256, 256: 256, 8192: 256}
@@ -48,22 +49,22 @@ def test_rows_take_the_smallest_bucket_that_holds_them_or_the_largest(gpu):
 
 def test_the_users_file_lies_over_what_is_shipped_bucket_by_bucket(gpu):
     assert tuned.user_file("X") == gpu / "cache/ascend_quant/tuned/X.json"
-    tuned.save(tuned.SHIPPED / "NVIDIA_Test_1_80GB.json", {"linear": {(32, 64): {16: CUTLASS, 64: CUTLASS}}})
-    tuned.save(tuned.user_file("NVIDIA_Test_1_80GB"), {"linear": {(32, 64): {64: TRITON}}})
+    save(tuned.SHIPPED / "NVIDIA_Test_1_80GB.json", {"linear": {(32, 64): {16: CUTLASS, 64: CUTLASS}}})
+    save(tuned.user_file("NVIDIA_Test_1_80GB"), {"linear": {(32, 64): {64: TRITON}}})
     assert tuned.find("linear", (32, 64), 9) == CUTLASS and tuned.find("linear", (32, 64), 60) == TRITON
 
 
 def test_saving_keeps_what_the_file_has_and_reads_back_the_same(tmp_path):
     file = tmp_path / "new/folder/gpu.json"
-    tuned.save(file, {"linear": {(32, 64): {16: TRITON, 64: CUTLASS}}})
-    tuned.save(file, {"linear": {(32, 64): {64: HOPPER}, (16, 16): {1: CUTLASS}}})
+    save(file, {"linear": {(32, 64): {16: TRITON, 64: CUTLASS}}})
+    save(file, {"linear": {(32, 64): {64: HOPPER}, (16, 16): {1: CUTLASS}}})
     expected = {"linear": {(32, 64): {16: TRITON, 64: HOPPER}, (16, 16): {1: CUTLASS}}}
     assert tuned.load(file) == expected and [one.name for one in file.parent.iterdir()] == ["gpu.json"]
     assert json.loads(file.read_text())["linear"]["32x64"]["16"] == TRITON
 
 
 def test_a_choice_of_before_tiles_had_more_tokens_is_read(gpu):
-    tuned.save(tuned.user_file("NVIDIA_Test_1_80GB"), {"linear": {(32, 64): {64: without(HOPPER, "more")}}})
+    save(tuned.user_file("NVIDIA_Test_1_80GB"), {"linear": {(32, 64): {64: without(HOPPER, "more")}}})
     assert linear_choice.linear(32, 64, 60, torch.bfloat16) == HopperTiles(64, 128, 128, 4, 8)
 
 
@@ -118,14 +119,14 @@ def test_a_file_in_another_encoding(tmp_path):
 
 
 def test_all_that_the_tuner_tries_can_be_read_again(tmp_path):
-    from ascend_quant.kernels.cuda.tune import experts as tune_experts
-    from ascend_quant.kernels.cuda.tune import linear as tune_linear
+    from benchmarks.tune import experts as tune_experts
+    from benchmarks.tune import linear as tune_linear
 
     for module, kind, shape in ((tune_linear, "linear", (4608, 3584)), (tune_experts, "experts", (128, 768, 2048, 8))):
         for rows in (16, 160, 256, 8192):
             for choice in module.candidates(shape, rows, (9, 0), 132):
                 table = {kind: {shape: {rows: choice}}}
-                tuned.save(file := tmp_path / f"{kind}.json", table)
+                save(file := tmp_path / f"{kind}.json", table)
                 assert tuned.load(file) == table
                 file.unlink()
 
@@ -146,7 +147,7 @@ def test_a_shape_that_was_never_tuned_is_cutlass_where_cutlass_works(gpu):
 
 
 def test_a_tuned_choice_is_taken_but_not_cutlass_for_what_it_cannot(gpu):
-    tuned.save(tuned.user_file("NVIDIA_Test_1_80GB"), {"linear": {(32, 64): {16: CUTLASS, 64: TRITON}}})
+    save(tuned.user_file("NVIDIA_Test_1_80GB"), {"linear": {(32, 64): {16: CUTLASS, 64: TRITON}}})
     assert linear_choice.linear(32, 64, 60, torch.bfloat16) == linear_choice.linear(32, 64, 60, torch.float32) == TILES
     assert linear_choice.linear(32, 64, 16, torch.bfloat16) is None
     assert linear_choice.linear(32, 64, 65, torch.bfloat16) is None  # beyond what was measured
@@ -158,7 +159,7 @@ def test_what_an_older_triton_cannot_compile_is_not_taken(gpu, monkeypatch, vers
     triton = pytest.importorskip("triton")
     monkeypatch.setattr(triton, "__version__", version)
     without_tma = TRITON | {"tma": False}
-    tuned.save(tuned.user_file("NVIDIA_Test_1_80GB"), {"linear": {(32, 64): {16: TRITON, 64: without_tma}}})
+    save(tuned.user_file("NVIDIA_Test_1_80GB"), {"linear": {(32, 64): {16: TRITON, 64: without_tma}}})
     assert (linear_choice.linear(32, 64, 16, torch.bfloat16) is not None) is tma
     assert linear_choice.linear(32, 64, 64, torch.bfloat16) == TILES._replace(tma=False)
     hopper = tuned.HopperTiles(64, 128, 128, 4, 8)

@@ -1,6 +1,5 @@
-"""CUDA kernels: refit/ writes weights, serve/ has GEMMs and attention, tune/ is the autotuner. kernels/__init__.py
-lists their functions. triton_elements.py has elementwise arithmetic, triton_early.py the programmatic dependent launch
-(PDL) of kernels.
+"""CUDA kernels: refit/ writes weights, serve/ has GEMMs and attention. kernels/__init__.py lists their functions.
+triton_elements.py has elementwise arithmetic, triton_early.py the programmatic dependent launch (PDL) of kernels.
 """
 
 from ascend_quant.kernels.counters import Counters

@@ -20,7 +20,7 @@ from ascend_quant.oracle import BLOCK
 from ascend_quant.schemes import Scheme
 from ascend_quant.schemes.scheme import FP8_CAPABILITY
 
-BY_SHAPE = "by shape and tokens vLLM's cutlass_scaled_mm or Triton's tiles (see `python -m ascend_quant.commands.tune`)"
+BY_SHAPE = "by shape and tokens vLLM's cutlass_scaled_mm or Triton's tiles (see `python -m benchmarks.tune`)"
 
 
 def storage(scheme: Scheme, shape: tuple[int, ...]) -> Storage:

@@ -10,8 +10,8 @@ import torch
 
 from ascend_quant import oracle
 from ascend_quant.kernels.cuda.serve import triton_experts
-from ascend_quant.kernels.cuda.tune.search import least_seconds, shared_bytes
 from ascend_quant.kernels.tuned import Choice, GroupedTiles
+from benchmarks.tune.search import least_seconds, shared_bytes
 
 NAME = "experts"
 SHAPES = [(128, 768, 2048, 8)]  # experts, width, hidden size and top_k on a single GPU: Qwen3-30B-A3B

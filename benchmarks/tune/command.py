@@ -1,4 +1,4 @@
-"""`python -m ascend_quant.commands.tune`: time the int8 kernels that this GPU supports, and save the fastest."""
+"""`python -m benchmarks.tune`: time the int8 kernels that this GPU supports, and save the fastest."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,8 +11,8 @@ from ascend_quant.files.whole_file import why_no_file
 from ascend_quant.terminal.exits import DONE, FAILED, NOT_REACHED, WRONG_USE, fail
 
 if TYPE_CHECKING:
-    from ascend_quant.kernels.cuda.tune.search import Job, Measured
     from ascend_quant.terminal.progress import Bars
+    from benchmarks.tune.search import Job, Measured
 
 BATCHES = "16,32,64,128,256,512,2048,8192"
 COMPILING = 0.4  # maximum fraction of the time spent compiling
@@ -69,8 +69,8 @@ def wanted(shapes: list[str], batch: str) -> "list[Job]":
     Raises:
         typer.BadParameter: an option is not a number.
     """
-    from ascend_quant.kernels.cuda.tune.search import Job, known_shapes
     from ascend_quant.kernels.tuned import KINDS
+    from benchmarks.tune.search import Job, known_shapes
 
     rows = [_numbers(part, "--batch")[0] for part in batch.split(",")]
     pairs = [] if shapes else known_shapes()
@@ -98,8 +98,8 @@ def _measured(jobs: "list[Job]", limit: float, keep: Callable) -> "Iterator[Meas
     from rich.console import Console
     from rich.progress import MofNCompleteColumn
 
-    from ascend_quant.kernels.cuda.tune import search as tuning
     from ascend_quant.terminal.progress import Bars
+    from benchmarks.tune import search as tuning
 
     if not jobs:
         return
@@ -119,7 +119,7 @@ def _measured(jobs: "list[Job]", limit: float, keep: Callable) -> "Iterator[Meas
 
 
 def _compile(kernels: list, limit: float, bar: "Bars") -> None:
-    from ascend_quant.kernels.cuda.tune import search as tuning
+    from benchmarks.tune import search as tuning
 
     task = bar.add_task("compiling", total=len(kernels))
     try:
@@ -130,10 +130,10 @@ def _compile(kernels: list, limit: float, bar: "Bars") -> None:
 
 
 def _keep(one: "Measured", file: Path) -> None:
-    from ascend_quant.kernels import tuned
+    from benchmarks.tune.table import save
 
     if one.choice is not None:
-        tuned.save(file, {one.job.kind: {one.job.shape: {one.job.rows: one.choice}}})
+        save(file, {one.job.kind: {one.job.shape: {one.job.rows: one.choice}}})
 
 
 def _show(found: "list[Measured]", file: Path, known: int, left: int) -> None:
@@ -161,7 +161,3 @@ def _show(found: "list[Measured]", file: Path, known: int, left: int) -> None:
 def _said(choice: dict) -> str:
     fields = " ".join(f"{name}={int(value)}" for name, value in choice.items() if name != "by" and value)
     return f"{choice['by']} {fields}".strip()
-
-
-if __name__ == "__main__":
-    typer.run(tune)

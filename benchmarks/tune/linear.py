@@ -6,10 +6,10 @@ import torch
 
 from ascend_quant.kernels.cuda.serve import triton_linear, triton_tokens
 from ascend_quant.kernels.cuda.serve.linear_choice import takes_cutlass, tiles_of
-from ascend_quant.kernels.cuda.tune.search import least_seconds, shared_bytes
 from ascend_quant.kernels.engine_products import engine_product
 from ascend_quant.kernels.tuned import Choice, HopperTiles, Tiles
 from ascend_quant.schemes.arithmetic import dequantized_sums
+from benchmarks.tune.search import least_seconds, shared_bytes
 
 NAME = "linear"
 SHAPES = [  # (N, K) of the layers on a single GPU: qkv, o, gate_up, down

@@ -1,4 +1,4 @@
-"""The measurement loop of commands/tune.py: parallel compilation, then timing one choice after the other.
+"""The measurement loop of command.py: parallel compilation, then timing one choice after the other.
 
 A kind of product is a module, such as linear.py, with
 
@@ -30,7 +30,7 @@ import torch
 from ascend_quant.kernels import tuned
 from ascend_quant.kernels.tuned import Choice
 
-MODULES = {"linear": "ascend_quant.kernels.cuda.tune.linear", "experts": "ascend_quant.kernels.cuda.tune.experts"}
+MODULES = {"linear": "benchmarks.tune.linear", "experts": "benchmarks.tune.experts"}
 COLD = 160e6  # bytes of weights between two uses of the same weight: three times the largest L2 cache
 CALLS, MANY_ROWS = 16, 1024  # minimum calls per graph; a quarter of them for products of more rows
 ROUGH, FINE = 3, 9  # replays of a graph: for all choices, for the best ones
