@@ -3,7 +3,6 @@
 import json
 import time
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -26,14 +25,6 @@ from ascend_quant.terminal.progress import counting
 QUANTIZED = ", ".join(name for name, scheme in SCHEMES.items() if scheme.quantized)
 
 
-class Device(str, Enum):
-    """The device on which weights are quantized."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-    npu = "npu"
-
-
 def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="Folder of the Hugging Face checkpoint to convert.")],
     out: Annotated[
@@ -43,7 +34,6 @@ def convert(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Number of files converted at a time.  [default: one per core]")
     ] = None,
-    device: Annotated[Device, typer.Option(help="Device that quantizes the weights.")] = Device.cpu,
     ignore: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Layer to leave unquantized: a name, or re:REGEX. Repeatable."),
@@ -57,7 +47,7 @@ def convert(
 
     Exit status: 0 on success; 1 if IN cannot be converted; 2 for wrong usage.
     """
-    request = requested(source, out, scheme, workers, device, ignore or [], format)
+    request = requested(source, out, scheme, workers, ignore or [], format)
     errors, start = Console(stderr=True), time.perf_counter()
     try:
         with counting("converting", errors) as progress:
@@ -77,7 +67,6 @@ def requested(
     out: Path,
     scheme: str,
     workers: int | None,
-    device: Device,
     ignore: list[str],
     format: str | None,
 ) -> Request:
@@ -85,7 +74,7 @@ def requested(
     if scheme == "bf16" and (ignore or format):
         said = "--scheme bf16 dequantizes all of IN: remove --ignore and --format"
         raise typer.BadParameter(said, param_hint="'--scheme'")
-    request = Request(source, out, scheme, format, tuple(ignore), workers, device.value)
+    request = Request(source, out, scheme, format, tuple(ignore), workers)
     try:
         request.chosen()
     except (UnknownScheme, BadCheckpoint) as error:

@@ -3,15 +3,23 @@
 import datetime
 import sys
 from contextlib import redirect_stdout
+from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ascend_quant.commands.convert import Device
 from ascend_quant.files.whole_file import why_no_file, write_whole
-from ascend_quant.terminal.exits import DONE, FAILED, WRONG_USE, fail
+from ascend_quant.terminal.exits import DONE, FAILED, WRONG_USE, fail, first_line
+
+
+class Device(str, Enum):
+    """The device that is tested."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+    npu = "npu"
 
 
 def smoke(
@@ -71,18 +79,17 @@ def smoke(
 
 def _device(name: str | None):
     """Return the device of that name, or the first that is available."""
-    from ascend_quant.convert.quantizer import open_device
-    from ascend_quant.profile.checkpoints import BadCheckpoint
+    import torch
 
     for one in [name] if name else ["npu", "cuda", "cpu"]:
         try:
-            device = open_device(one)
-        except BadCheckpoint as error:
+            torch_npu = import_module("torch_npu") if one == "npu" else None
+            torch.zeros(1, device=one)
+        except (ImportError, RuntimeError, AssertionError) as error:  # torch without CUDA raises AssertionError
             if name:
-                fail(f"--device {name}: {error}", WRONG_USE)
+                fail(f"--device {name}: not available ({first_line(error)}); --device cpu always works", WRONG_USE)
             continue
-        if one == "npu":
-            torch_npu = import_module("torch_npu")
+        if torch_npu is not None:
             torch_npu.npu.config.allow_internal_format = True  # as in vllm-ascend's worker; FRACTAL_NZ needs it
-        return device
+        return torch.device(one)
     raise AssertionError("torch has no CPU")

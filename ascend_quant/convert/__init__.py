@@ -2,7 +2,7 @@
 
 source.py          the input folder, checked before anything is written
 formats.py         tensors of a quantized layer and quantization_config, by format
-quantizer.py       codes and scales, a few rows at a time, on a device that gives the oracle's bytes
+quantizer.py       codes and scales, a few rows at a time
 model.py           the tensors that a model must have, by its config.json
 quantized.py       layers of a quantized checkpoint that is dequantized; fp8.py its fp8 layers
 pieces.py          the conversion of one tensor

@@ -10,7 +10,7 @@ from ascend_quant.convert.formats import PLAIN, Spec, description, format_of, se
 from ascend_quant.convert.output import MODIFIED, Output, as_json, check_room
 from ascend_quant.convert.plan import Plan, plan_quantizing, plan_undoing
 from ascend_quant.convert.quantized import Quantized
-from ascend_quant.convert.quantizer import Quantizer, check_device, open_device
+from ascend_quant.convert.quantizer import Quantizer
 from ascend_quant.convert.shard_file import Layout, size
 from ascend_quant.convert.source import MANIFEST, in_bf16, open_source, other_files, plain_config, quantization
 from ascend_quant.convert.workers import default_workers, one_thread, write_shards
@@ -41,7 +41,6 @@ class Request:
     format: str | None = None
     ignore: tuple[str, ...] = ()
     workers: int | None = None
-    device: str = "cpu"
 
     def chosen(self, experts: bool = False) -> tuple[Scheme, str]:
         """Return the scheme and the format for a model with or without experts.
@@ -94,7 +93,7 @@ def convert(request: Request, progress: Progress = lambda done, total: None) -> 
     scheme, format = request.chosen(experts=any(".experts." in name for name in checkpoint.names))
     with one_thread():
         plan, quantizer = _planned(request, checkpoint, scheme, format)
-        workers = max(1, min(request.workers or default_workers(request.device), len(plan.shards)))
+        workers = max(1, min(request.workers or default_workers(), len(plan.shards)))
         others, asked = list(other_files(request.source)), _identity(request, checkpoint, scheme, format)
         with out.open(asked, {*plan.shards, *map(str, others), *WRITTEN_ANEW}):
             digests = {name: one for name in plan.shards if (one := out.finished(name, plan.outputs(name))) is not None}
@@ -125,16 +124,14 @@ def convert(request: Request, progress: Progress = lambda done, total: None) -> 
 def _planned(
     request: Request, checkpoint: Checkpoint, scheme: Scheme, format: str
 ) -> tuple[Plan, Callable[[], Quantizer | None]]:
-    """Return the plan for IN and the factory of each thread's quantizer, after checking the device."""
+    """Return the plan for IN and the factory of each thread's quantizer."""
     if not scheme.quantized:
         return plan_undoing(checkpoint, Quantized(checkpoint)), lambda: None
     if Quantized(checkpoint).readers:  # raises its own error if they cannot be dequantized
         undo = f"undo that first: ascend-quant convert {request.source} BF16_FOLDER --scheme bf16"
         raise BadCheckpoint(f"{request.source} is already quantized ({quantization(checkpoint)}); {undo}")
-    device = open_device(request.device)
-    check_device(device, scheme)
     plan = plan_quantizing(checkpoint, scheme, format, Ignored(request.ignore))
-    return plan, lambda: Quantizer(scheme, device)
+    return plan, lambda: Quantizer(scheme)
 
 
 def _identity(request: Request, checkpoint: Checkpoint, scheme: Scheme, format: str) -> dict:

@@ -90,7 +90,7 @@ class Quantize:
 
 @dataclass(frozen=True)
 class Dequantize:
-    """A quantized weight that is dequantized to BF16, always on the CPU, which is faster than a transfer.
+    """A quantized weight that is dequantized to BF16.
 
     Attributes:
         read: returns its codes (N, K) and scales, see `Quantized.readers`.

@@ -9,41 +9,34 @@ they gain. Rows are divided into tiles with one scale each:
 A scheme's file in `schemes/` defines its tile. A scheme with its own rule (`largest` is None) is quantized by its
 `quantize` method, also a few rows at a time.
 
-A device is tested before anything is written, since division and rounding differ between devices.
-
 Shape suffixes: N output channels, K input channels, R rows at a time, I and J tiles along N and K.
 """
 
 from collections.abc import Callable, Iterator
-from importlib import import_module
 
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.schemes import Scheme, definition_of
 
-ELEMENTS = {"cpu": 1 << 20}  # elements at a time: float32 twice is 8 MiB; with fewer, calls dominate
-DEVICE_ELEMENTS = 1 << 24
-MODULES = {"npu": "torch_npu"}  # module that adds a device to torch
+ELEMENTS = 1 << 20  # elements at a time: float32 twice is 8 MiB; with fewer, calls dominate
 
 
 class Quantizer:
-    """Quantizes weights of one scheme on one device."""
+    """Quantizes weights of one scheme."""
 
-    def __init__(self, scheme: Scheme, device: torch.device):
-        self.scheme, self.device, self.definition = scheme, device, definition_of(scheme)
-        self.elements = ELEMENTS.get(device.type, DEVICE_ELEMENTS)
+    def __init__(self, scheme: Scheme):
+        self.scheme, self.definition = scheme, definition_of(scheme)
         self._space = torch.empty(0, dtype=torch.float32), torch.empty(0, dtype=torch.float32)
 
     def quantize(self, w_NK: torch.Tensor, sink: Callable[[int, torch.Tensor], None]) -> torch.Tensor:
         """Quantize a weight; pass codes to `sink`, and return scales.
 
         Args:
-            sink: called with the index of the first row, and codes (R, K) on the CPU; int4 as int8.
+            sink: called with the index of the first row, and codes (R, K); int4 as int8.
 
         Returns:
-            Scales (I, J) on the CPU, one per tile, in float32 (BF16 for int4). Non-finite elements make their scale
+            Scales (I, J), one per tile, in float32 (BF16 for int4). Non-finite elements make their scale
                 non-finite.
         """
         height, width = self.definition.tile(*w_NK.shape)
@@ -53,24 +46,24 @@ class Quantizer:
         for first, part_RK in self._parts(w_NK, 1 if whole else height):
             rows, columns = part_RK.shape
             if self.definition.largest is None or (not whole and rows % height) or columns % width:
-                codes_RK, scale_IJ = oracle.quantize(part_RK.to(self.device), self.scheme)
+                codes_RK, scale_IJ = oracle.quantize(part_RK, self.scheme)
             else:
                 codes_RK, scale_IJ = self._tiles(part_RK, (rows if whole else height, width), absmax)
-            sink(first, codes_RK.cpu())
-            scales.append(scale_IJ.cpu())
+            sink(first, codes_RK)
+            scales.append(scale_IJ)
         return scales[0] if whole else torch.cat(scales)
 
     def _parts(self, w_NK: torch.Tensor, height: int) -> Iterator[tuple[int, torch.Tensor]]:
-        step = max(1, self.elements // max(1, w_NK.shape[1]) // height) * height
+        step = max(1, ELEMENTS // max(1, w_NK.shape[1]) // height) * height
         for first in range(0, len(w_NK), step):
             yield first, w_NK[first : first + step]
 
     def _values(self, part_RK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return float32 (R, K): rows rounded to BF16 in the work space, and a second buffer of the same size."""
         if self._space[0].numel() < (count := part_RK.numel()):
-            self._space = tuple(torch.empty(count, dtype=torch.float32, device=self.device) for _ in range(2))
+            self._space = tuple(torch.empty(count, dtype=torch.float32) for _ in range(2))
         values_RK, room_RK = (space[:count].view(part_RK.shape) for space in self._space)
-        values_RK.copy_(part_RK.to(self.device).to(torch.bfloat16))
+        values_RK.copy_(part_RK.to(torch.bfloat16))
         return values_RK, room_RK
 
     def _absmax(self, w_NK: torch.Tensor) -> torch.Tensor:
@@ -98,46 +91,3 @@ class Quantizer:
         if rule.rounds:
             values_RK.round_()
         return values_RK.clamp_(-rule.largest, rule.largest).to(getattr(torch, rule.codes_dtype)), scale_IJ
-
-
-def open_device(name: str) -> torch.device:
-    """Return a device of this machine.
-
-    Raises:
-        BadCheckpoint: the machine has no such device, or torch does not know it.
-    """
-    try:
-        if name in MODULES:
-            import_module(MODULES[name])
-        torch.zeros(1, device=name)
-    except (ImportError, RuntimeError, AssertionError) as error:  # torch without CUDA raises AssertionError
-        raise BadCheckpoint(
-            f"device {name!r} is not available ({first_line(error)}); --device cpu always works"
-        ) from error
-    return torch.device(name)
-
-
-def check_device(device: torch.device, scheme: Scheme) -> None:
-    """Quantize a small weight on the device, and compare it with the oracle's result on the host.
-
-    Raises:
-        BadCheckpoint: the device gives other codes, or does not support their dtype.
-    """
-    generator = torch.Generator().manual_seed(0)
-    w_NK = torch.randn(oracle.BLOCK, 4 * oracle.BLOCK, generator=generator).to(torch.bfloat16)
-    codes_NK, scale = oracle.quantize(w_NK, scheme)
-    chunks = []
-    try:
-        found = Quantizer(scheme, device).quantize(w_NK, lambda first, codes_RK: chunks.append(codes_RK))
-    except RuntimeError as error:
-        raise BadCheckpoint(
-            f"{device} cannot quantize to {scheme.name}: {first_line(error)}; use --device cpu"
-        ) from error
-    same_codes = torch.equal(torch.cat(chunks).view(torch.int8), codes_NK.view(torch.int8))
-    if not (same_codes and torch.equal(found.reshape(-1), scale.reshape(-1))):
-        raise BadCheckpoint(f"{device} gives other {scheme.name} values than a CPU; use --device cpu")
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -18,8 +18,6 @@ from ascend_quant.convert.quantizer import Quantizer
 from ascend_quant.convert.shard_file import Digest, ShardFile, size
 from ascend_quant.profile.checkpoints import Checkpoint
 
-ON_DEVICES = 4
-
 
 class Stopped(Exception):
     """Raised in a worker after another shard has failed."""
@@ -83,7 +81,6 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def default_workers(device: str) -> int:
-    """Return the default number of threads: one per usable core on CPUs, at most a few that share an accelerator."""
-    cores = len(os.sched_getaffinity(0))
-    return cores if device == "cpu" else min(cores, ON_DEVICES)
+def default_workers() -> int:
+    """Return the default number of threads: one per usable core."""
+    return len(os.sched_getaffinity(0))

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from ascend_quant.convert.quantizer import first_line
 from ascend_quant.files.documents import is_object, parse_json, read_text
 from ascend_quant.profile.checkpoints import BadCheckpoint
+from ascend_quant.terminal.exits import first_line
 
 logger = logging.getLogger(__name__)
 

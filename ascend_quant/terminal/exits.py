@@ -16,3 +16,8 @@ def fail(message: str, status: int) -> NoReturn:
     """End the command with a message on stderr."""
     print(message, file=sys.stderr)
     raise SystemExit(status)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""The file of tuned choices, written; ascend_quant/kernels/tuned.py reads it."""
+"""Writes the file of tuned choices, which ascend_quant/kernels/tuned.py reads."""
 
 import json
 from pathlib import Path

@@ -52,7 +52,6 @@ def test_wrong_usage_ends_with_2(source, tmp_path):
         (("--scheme", "bf16", "--format", "fp8"), "--format"),
         (("--scheme", "bf16", "--ignore", "lm_head"), "--ignore"),
         (("--scheme", "int8", "--workers", "0"), "workers"),
-        (("--scheme", "int8", "--device", "tpu"), "tpu"),
     ):
         result = run(source, tmp_path / "out", *options)
         assert result.exit_code == 2 and said in plain(result.stderr)
