@@ -27,7 +27,7 @@ reciprocals.py       int8 quantization without a division
 engine_products.py   products that an engine's integration registers: vLLM's cutlass, FlashAttention 3
 exact_ops.py         norms, rotation and SiLU of exact engines and trainers, as torch custom ops
 fallbacks.py         torch implementations for devices without a kernel
-tuned.py             tuned tiles by GPU and shape, from files in tuned/ (tuned_reader.py)
+tuned.py             tuned tiles by GPU and shape, from files in tuned/
 events.py            kernel times and asynchronous copies by device events
 """
 

@@ -11,7 +11,7 @@ largest.
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -19,10 +19,10 @@ from typing import NamedTuple
 import torch
 
 from ascend_quant.files.documents import BadDocument, parse_json, read_text
-from ascend_quant.kernels.tuned_reader import BadTable, Choice, ChoicesReader
 
 logger = logging.getLogger(__name__)
 
+Choice = dict[str, int | bool | str]  # "by": a way; its fields
 SHIPPED = Path(__file__).parent / "tuned"
 VLLM = ("cutlass", "vllm")  # implementations that are vLLM's own
 
@@ -101,16 +101,24 @@ class GroupedTiles(NamedTuple):
     pdl: bool
 
 
+def _cutlass() -> None:
+    """vLLM's own kernel: a choice without fields."""
+
+
 class Kind(NamedTuple):
-    """A kind of tuned operation: the axes of its shape, and its implementations with their fields."""
+    """A kind of tuned operation: the axes of its shape, and what the fields of a choice make, by its way."""
 
     axes: tuple[str, ...]
-    ways: Mapping[str, Mapping[str, type]]
+    ways: Mapping[str, Callable[..., object]]
+
+
+class BadTable(ValueError):
+    """Raised for an invalid file of choices; the message names the file."""
 
 
 KINDS = {
-    "linear": Kind(("n", "k"), {"cutlass": {}, "triton": Tiles.__annotations__, "hopper": HopperTiles.__annotations__}),
-    "experts": Kind(("experts", "width", "hidden", "top"), {"triton": GroupedTiles.__annotations__}),
+    "linear": Kind(("n", "k"), {"cutlass": _cutlass, "triton": Tiles, "hopper": HopperTiles}),
+    "experts": Kind(("experts", "width", "hidden", "top"), {"triton": GroupedTiles}),
 }
 Table = dict[str, dict[tuple[int, ...], dict[int, Choice]]]  # kind, shape, bucket
 
@@ -161,20 +169,31 @@ def load(file: Path) -> Table:
             logger.warning("%s cannot be read and is ignored: %s", file, error.__cause__)
             return {}
         raise BadTable(f"{error}; fix or delete it") from error
-    read = ChoicesReader(file)
-    return {
-        kind: {
-            read.numbers(shape, f"{kind}.{shape}", KINDS[kind].axes): {
-                read.numbers(rows, f"{kind}.{shape}.{rows}", ("rows",))[0]: read.choice(
-                    choice, KINDS[kind].ways, f"{kind}.{shape}.{rows}"
-                )
-                for rows, choice in read.object(buckets, f"{kind}.{shape}").items()
+    try:
+        return {
+            kind: {
+                _shape(shape, KINDS[kind].axes): {
+                    int(rows): _checked(choice, KINDS[kind].ways) for rows, choice in buckets.items()
+                }
+                for shape, buckets in shapes.items()
             }
-            for shape, buckets in read.object(shapes, kind).items()
+            for kind, shapes in content.items()
         }
-        for kind, shapes in read.object(content, "the file").items()
-        if read.known(kind, KINDS, "the file")
-    }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadTable(f"{file}: {type(error).__name__}: {error!s:.200}; fix or delete it") from error
+
+
+def _shape(text: str, axes: tuple[str, ...]) -> tuple[int, ...]:
+    numbers = tuple(map(int, text.split("x")))
+    if len(numbers) != len(axes):
+        raise ValueError(f"{text} is not {'x'.join(axes)}")
+    return numbers
+
+
+def _checked(choice: Choice, ways: Mapping[str, Callable[..., object]]) -> Choice:
+    """Return the choice; TypeError if its way does not have these fields, KeyError if there is no such way."""
+    ways[choice["by"]](**{name: value for name, value in choice.items() if name != "by"})
+    return choice
 
 
 def merged(below: Table, above: Table) -> Table:

@@ -85,10 +85,8 @@ def wanted(shapes: list[str], batch: str) -> "list[Job]":
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:
-    from ascend_quant.kernels.tuned_reader import NUMBER
-
     parts = [part.strip() for part in text.split(",")]
-    if not all(map(NUMBER.fullmatch, parts)):
+    if not all(part.isdecimal() and int(part) for part in parts):
         raise typer.BadParameter(f"{text!r:.80}: expected positive integers separated by commas", param_hint=option)
     return tuple(map(int, parts))
 
