@@ -96,24 +96,24 @@ def convert(request: Request, progress: Progress = lambda done, total: None) -> 
         workers = max(1, min(request.workers or default_workers(), len(plan.shards)))
         others, asked = list(other_files(request.source)), _identity(request, checkpoint, scheme, format)
         with out.open(asked, {*plan.shards, *map(str, others), *WRITTEN_ANEW}):
-            digests = {name: one for name in plan.shards if (one := out.finished(name, plan.outputs(name))) is not None}
-            resumed, sizes = len(digests), {name: Layout(plan.outputs(name)).bytes for name in plan.shards}
-            shards = sorted(sizes.keys() - digests.keys(), key=lambda name: (-sizes[name], name))  # large files first
+            before = {name for name in plan.shards if out.has_finished(name, plan.outputs(name))}
+            sizes = {name: Layout(plan.outputs(name)).bytes for name in plan.shards}
+            shards = sorted(sizes.keys() - before, key=lambda name: (-sizes[name], name))  # large files first
             carried = sum((request.source / path).stat().st_size for path in others)
             check_room(out.partial, sum(sizes[name] for name in shards) + carried)
             report = _reporter(plan, shards, progress)
-            digests |= write_shards(checkpoint, plan, shards, out, workers, quantizer, report)
-            digests |= {str(path): out.add(str(path), request.source / path) for path in others}
+            write_shards(checkpoint, plan, shards, out, workers, quantizer, report)
+            for path in others:
+                out.add(str(path), request.source / path)
             for name, content in _written_anew(request, checkpoint, plan, scheme, format).items():
-                digests[name] = out.add(name, as_json(content))
-            kept = {key: value for key, value in asked.items() if key != MODIFIED}
-            out.add(MANIFEST, as_json(kept | {"files": {name: digests[name]._asdict() for name in sorted(digests)}}))
+                out.add(name, as_json(content))
+            out.add(MANIFEST, as_json({key: value for key, value in asked.items() if key != MODIFIED}))
     return Summary(
         out=str(request.out),
         scheme=scheme.name,
         format=format,
         shards=len(plan.shards),
-        resumed=resumed,
+        resumed=len(before),
         workers=workers,
         bytes_in=sum(size(Spec(checkpoint.dtype(name), checkpoint.shape(name))) for name in checkpoint.names),
         bytes_out=sum(sizes.values()),

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ascend_quant.convert.formats import Spec
-from ascend_quant.convert.shard_file import Digest, Layout, digest_of
+from ascend_quant.convert.shard_file import Layout
 from ascend_quant.convert.source import MANIFEST
 from ascend_quant.files.documents import read_json
 from ascend_quant.profile.checkpoints import BadCheckpoint
@@ -94,12 +94,9 @@ class Output:
                 again = f"finish that one, or remove {self.partial}"
                 raise BadCheckpoint(f"{self.partial} was started by another command ({what}); {again}")
 
-    def finished(self, shard: str, specs: Mapping[str, Spec]) -> Digest | None:
-        """Return the digest of a shard that an earlier run has finished; None unless it has this header and size."""
-        if not Layout(specs).fits(self.partial / shard):
-            return None
-        with (self.partial / shard).open("rb", buffering=0) as file:
-            return digest_of(file)
+    def has_finished(self, shard: str, specs: Mapping[str, Spec]) -> bool:
+        """Return whether an earlier run has finished a shard with this header and size."""
+        return Layout(specs).fits(self.partial / shard)
 
     def writing(self, name: str) -> Path:
         """Return the path at which a file is written until it is finished."""
@@ -110,7 +107,7 @@ class Output:
         path = self.writing(name).rename(self.partial / name)
         sync(path.parent)
 
-    def add(self, name: str, content: Path | str) -> Digest:
+    def add(self, name: str, content: Path | str) -> None:
         """Add a small file: a copy, or a text in UTF-8."""
         path = self.writing(name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,11 +115,9 @@ class Output:
             shutil.copyfile(content, path)
         else:
             path.write_bytes(content.encode())
-        with path.open("rb", buffering=0) as file:
+        with path.open("rb") as file:
             os.fsync(file.fileno())
-            digest = digest_of(file)
         self.finish(name)
-        return digest
 
 
 def as_json(content: object) -> str:

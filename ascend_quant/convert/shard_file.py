@@ -3,13 +3,11 @@
 The format: https://huggingface.co/docs/safetensors - 8 bytes of header length, a JSON header, the tensors without gaps.
 """
 
-import hashlib
 import json
 import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -22,14 +20,6 @@ BYTES = {
     **dict.fromkeys(("I32", "U32", "F32"), 4),
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
 }
-READ = 1 << 20  # bytes read at a time, for the digest
-
-
-class Digest(NamedTuple):
-    """The digest of a file's contents."""
-
-    sha256: str
-    bytes: int
 
 
 def size(spec: Spec) -> int:
@@ -93,23 +83,12 @@ class ShardFile:
             written = os.pwrite(self._file.fileno(), content, at)
             at, content = at + written, content[written:]
 
-    def finish(self) -> Digest:
-        """Flush the file to disk, and read it once for its digest."""
+    def finish(self) -> None:
+        """Flush the file to disk."""
         os.fsync(self._file.fileno())
-        return digest_of(self._file)
 
     def __enter__(self) -> "ShardFile":
         return self
 
     def __exit__(self, *error: object) -> None:
         self._file.close()
-
-
-def digest_of(file) -> Digest:
-    """Compute the SHA-256 and size of an open binary file, unbuffered."""
-    file.seek(0)
-    found, count, room = hashlib.sha256(), 0, memoryview(bytearray(READ))
-    while length := file.readinto(room):
-        found.update(room[:length])
-        count += length
-    return Digest(found.hexdigest(), count)

@@ -1,6 +1,6 @@
 """Conversion of several shards at once, by threads.
 
-Threads, not processes: torch, hashing and disk I/O release the GIL, no process has to import torch for seconds, and
+Threads, not processes: torch and disk I/O release the GIL, no process has to import torch for seconds, and
 kill -9 ends everything.
 """
 
@@ -15,7 +15,7 @@ import torch
 from ascend_quant.convert.output import Output
 from ascend_quant.convert.plan import Plan
 from ascend_quant.convert.quantizer import Quantizer
-from ascend_quant.convert.shard_file import Digest, ShardFile, size
+from ascend_quant.convert.shard_file import ShardFile, size
 from ascend_quant.profile.checkpoints import Checkpoint
 
 
@@ -31,8 +31,8 @@ def write_shards(
     workers: int,
     quantizer: Callable[[], Quantizer | None],
     report: Callable[[int], None],
-) -> Iterator[tuple[str, Digest]]:
-    """Yield names and digests of shards as they are finished; the first error ends all workers.
+) -> None:
+    """Write shards; the first error ends all workers.
 
     Args:
         shards: names of the shards to write.
@@ -44,7 +44,7 @@ def write_shards(
     """
     stop = Event()
 
-    def write(shard: str) -> Digest:
+    def write(shard: str) -> None:
         path, own = output.writing(shard), quantizer()
         try:
             with ShardFile(path, plan.outputs(shard)) as file:
@@ -53,18 +53,17 @@ def write_shards(
                         raise Stopped
                     piece.write(checkpoint, own, file)
                     report(sum(map(size, piece.outputs.values())))
-                digest = file.finish()
+                file.finish()
             output.finish(shard)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        return digest
 
     with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        futures = {pool.submit(write, shard): shard for shard in shards}
+        futures = [pool.submit(write, shard) for shard in shards]
         try:
             for future in as_completed(futures):
-                yield futures[future], future.result()
+                future.result()
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)

@@ -1,6 +1,5 @@
 """A safetensors file that is written in any order, a few rows at a time."""
 
-import hashlib
 import json
 import os
 
@@ -40,8 +39,7 @@ def write(path) -> None:
             rows = tensor if tensor.dim() else tensor.reshape(1)
             for row in reversed(range(len(rows))):
                 file.write(name, row, rows[row])
-        digest = file.finish()
-    assert digest == (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_size)
+        file.finish()
 
 
 def assert_read(path) -> None:
