@@ -1,5 +1,6 @@
 """`python -m benchmarks.tune`: time the int8 kernels that this GPU supports, and save the fastest."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,7 +87,7 @@ def wanted(shapes: list[str], batch: str) -> "list[Job]":
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) for part in parts):
+    if not all(re.fullmatch("[1-9][0-9]{0,8}", part) for part in parts):
         raise typer.BadParameter(f"{text!r:.80}: expected positive integers separated by commas", param_hint=option)
     return tuple(map(int, parts))
 

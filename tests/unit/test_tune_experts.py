@@ -7,6 +7,7 @@ pytest.importorskip("triton")
 from ascend_quant.kernels import tuned
 from ascend_quant.kernels.cuda.serve import triton_experts
 from benchmarks.tune import experts as tune_experts
+from benchmarks.tune.table import save
 
 SHAPE = tune_experts.SHAPES[0]
 PROCESSORS = 132
@@ -22,7 +23,7 @@ def test_choices_are_those_of_the_tables(capability, rows, tmp_path):
         assert triton_experts.tiles_of(choice)._asdict() == {name: choice[name] for name in choice if name != "by"}
         assert not choice["pdl"] or capability >= (9, 0)
     file = tmp_path / "gpu.json"
-    tuned.save(file, {"experts": {SHAPE: dict(enumerate(choices, 1))}})
+    save(file, {"experts": {SHAPE: dict(enumerate(choices, 1))}})
     assert list(tuned.load(file)["experts"][SHAPE].values()) == choices
 
 

@@ -78,7 +78,7 @@ def without(choice, name):
         ("{", ""),
         ([], "AttributeError"),
         ({"linaer": {"32x64": {}}}, "KeyError: 'linaer'"),
-        ({"linear": {"32": {}}}, "32 is not nxk"),
+        ({"linear": {"32": {}}}, "ValueError: 32 is not nxk"),
         ({"linear": {"32x64": {"few": CUTLASS}}}, "ValueError: .*'few'"),
         ({"linear": {"32x64": {"16": {"by": "magic"}}}}, "KeyError: 'magic'"),
         ({"linear": {"32x64": {"16": without(TRITON, "stages")}}}, "TypeError: .*'stages'"),
