@@ -1,6 +1,6 @@
 """python -m ascend_quant.integrations.verl.main_one_step_off <overrides>: verl's one_step_off_policy, with refits.
 
-All settings are those of verl.experimental.one_step_off_policy.main_ppo.
+All settings, recipes too (+recipe=NAME), are composed with those of verl.experimental.one_step_off_policy.main_ppo.
 """
 
 import sys
@@ -9,6 +9,7 @@ from typing import Any
 
 import hydra
 
+from ascend_quant.integrations.verl import recipe_config
 from ascend_quant.integrations.verl.asynchronous import one_step_off
 from ascend_quant.integrations.verl.asynchronous.experimental import run
 
@@ -19,8 +20,11 @@ OTHER_SETTINGS = "hydra.searchpath=[pkg://verl.trainer.config]"
 
 @hydra.main(config_path=SETTINGS, config_name="one_step_off_ppo_trainer", version_base=None)
 def main(config: Any) -> None:
+    recipe_config.check(config)
     run(config, one_step_off.main, one_step_off.RUNNER, one_step_off.RefitOneStepTaskRunner)
 
+
+recipe_config.register()
 
 if __name__ == "__main__":
     sys.argv.append(OTHER_SETTINGS)
