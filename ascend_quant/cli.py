@@ -5,7 +5,7 @@ The package itself depends only on torch and numpy, since the engine's environme
 
 import sys
 
-COMMANDS = frozenset(("typer", "rich", "yaml", "pydantic", "safetensors", "huggingface_hub", "psutil"))
+COMMANDS = frozenset(("typer", "rich", "yaml", "pydantic", "safetensors", "huggingface_hub", "psutil", "hydra"))
 ENGINE = frozenset(("vllm", "transformers"))
 
 

@@ -156,7 +156,7 @@ def main(
     """
     chosen, folder = choices("--arms", arms, ARMS), folder.resolve()
     wanted = choices("--rates", rates, [f"{digit}e-{power}" for power in range(2, 9) for digit in range(1, 10)])
-    count = steps or load_recipe(STUDY.recipe)["steps"]
+    count = steps or load_recipe(STUDY.recipe)["trainer"]["total_training_steps"]
     grid = product(numbers("--seeds", seeds, least=0), wanted, chosen)
     cells = [Cell(arm, rate, seed, count) for seed, rate, arm in grid]
 

@@ -16,12 +16,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ascend_quant.recipes.keys import ROLLOUT, VLLM
 from benchmarks import train_options
 from benchmarks.report import Outcome, console, faults_of, show_faults, table_of, write_run
 from benchmarks.tasks import check_layers, choices, in_turn
 from benchmarks.train_run import FORCED, TIMED, Arm, carry_out
 from launch.recipes import Paths, resolve
-from launch.recipes.verl import ROLLOUT, VLLM
 
 PLAIN = "plain"
 SENDS = (PLAIN, "bf16", "int8", "delta")
@@ -67,14 +67,14 @@ class Sync(Arm):
         """Name of its log file."""
         return f"{self.shape}-{self.engines}-{self.send}"
 
-    def fields(self) -> dict[str, object]:
-        """Return the recipe's fields that are set before `changes`."""
-        fields = super().fields()
+    def settings(self) -> dict[str, object]:
+        """Return the recipe's settings that are made before `changes`, as overrides of Hydra."""
+        settings = super().settings()
         if self.send != PLAIN:
-            fields["rollout.send"] = self.send
+            settings["send"] = self.send
         if self.engines:
-            fields |= {"devices_per_node": self.gpus, "rollout.apart": self.engines}
-        return fields
+            settings |= {"placement": "apart", f"{ROLLOUT}.n_gpus_per_node": self.engines}
+        return settings
 
     def command(self, model: Path, data: Path, out: Path) -> list[str]:
         """Return a user's command; of the plain arm, verl's own main with the same settings but those of our engine."""

@@ -26,7 +26,7 @@ Recipe = Annotated[str, typer.Option(help="Recipe to train.  [default: depends o
 Model = Annotated[str, typer.Option(help=f"Model shape: {', '.join(SHORT)}.  [default: the recipe's]")]
 Layers = Annotated[int | None, typer.Option(help="Use only this many layers.  [default: all]")]
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the recipe; repeatable.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting of the recipe; repeatable.")
 ]
 Seconds = Annotated[int, typer.Option(min=1, help="Time limit of one training, including its start.")]
 Device = Annotated[str, typer.Option(help="Device: cuda or cpu.")]

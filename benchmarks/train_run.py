@@ -1,13 +1,12 @@
 """One arm of the training benchmark: a recipe trained as its user does it, and what verl logs of each step."""
 
-import json
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ascend_quant.integrations.verl import EXACT
+from ascend_quant.recipes.keys import ACTOR, EXPERT_RANKS, MEGATRON, OURS, RANKS, TRANSFORMER
 from benchmarks import train_reward
 from benchmarks.report import Outcome
 from launch.demo.training import is_exact, read_lines, scheme_of
@@ -16,7 +15,8 @@ from launch.recipes.verl import text
 from launch.system.child import run
 
 TIMED = "timing_s/update_weights"  # verl's, of a weight sync
-TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"
+LAST_STAGE = f"{TRANSFORMER}.num_layers_in_last_pipeline_stage"
 FORCED = {  # every answer as long as it may be, every step the same work, nothing but steps
     "actor_rollout_ref.rollout.ignore_eos": "true",  # read in verl's vllm_async_server.generate
     "algorithm.filter_groups.enable": "false",  # dynamic sampling generates some batches twice
@@ -38,7 +38,7 @@ class Arm:
         scheme: of the rollout; or int8-exact, whose trainer computes the INT8 engine's policy bit for bit.
         prompt, answer: tokens of each.
         steps: that are trained; the first is shown apart.
-        changes: fields of the recipe, as `train --set` takes them, over those that this benchmark sets.
+        changes: overrides of the recipe, over those that this benchmark makes.
         overrides: settings of verl, over all others.
     """
 
@@ -74,36 +74,40 @@ class Arm:
         """Name of its log file."""
         return f"{self.shape}-{self.scheme}-{self.answer}"
 
-    def fields(self) -> dict[str, object]:
-        """Return the recipe's fields that are set before `changes`."""
+    def settings(self) -> dict[str, object]:
+        """Return the recipe's settings that are made before `changes`, as overrides of Hydra."""
         recipe = load(self.recipe)
-        fields = fields_for(recipe, self.trained_on, self.prompt, self.answer, self.tensor_parallel)
-        fields["rollout.scheme"] = scheme_of(self.scheme)
+        settings = settings_for(recipe, self.trained_on, self.prompt, self.answer, self.tensor_parallel)
+        settings["scheme"] = scheme_of(self.scheme)
         if is_exact(self.scheme):
-            fields["qat"] = EXACT
+            settings["correction"] = "exact"
+        elif recipe.is_exact and self.scheme != recipe.qat_scheme:
+            settings["correction"] = "token"
         elif recipe.qat_scheme not in (None, self.scheme):
-            fields["qat"] = None
-        return fields
+            settings[f"{OURS}.qat"] = self.scheme
+        return settings
+
+    def written(self) -> list[str]:
+        """Return the overrides of the recipe."""
+        return [*(f"{key}={text(value)}" for key, value in self.settings().items()), *self.changes]
 
     def loaded(self) -> Recipe:
         """Return the recipe as it is trained.
 
         Raises:
-            LaunchError: the fields do not go together.
+            LaunchError: the settings do not go together.
         """
-        options = [*as_options(self.fields()), *(word for change in self.changes for word in ("--set", change))]
-        return load(self.recipe, changes=[tuple(option.split("=", 1)) for option in options[1::2]])
+        return load(self.recipe, self.written())
 
     def command(self, model: Path, data: Path, out: Path) -> list[str]:
         """Return the command of a user who wants this."""
         command = [sys.executable, "-m", "launch", "train", self.recipe]
-        command += ["--model", str(model), "--data", str(data), "--out", str(out), *as_options(self.fields())]
-        command += [word for change in self.changes for word in ("--set", change)]
+        command += ["--model", str(model), "--data", str(data), "--out", str(out), "--", *self.written()]
         forced = FORCED | {"trainer.total_training_steps": str(self.steps)}
-        return [*command, "--", *(f"{key}={value}" for key, value in forced.items()), *self.overrides]
+        return [*command, *(f"{key}={value}" for key, value in forced.items()), *self.overrides]
 
 
-def fields_for(recipe: Recipe, devices: int, prompt: int, answer: int, tensor_parallel: int = 1) -> dict[str, object]:
+def settings_for(recipe: Recipe, devices: int, prompt: int, answer: int, tensor_parallel: int = 1) -> dict[str, object]:
     """Return what changes where a recipe has fewer devices than it was written for, on one node.
 
     Each degree of parallelism goes as far as it can; the scheme and the batch stay as they are.
@@ -112,31 +116,26 @@ def fields_for(recipe: Recipe, devices: int, prompt: int, answer: int, tensor_pa
         prompt, answer: tokens at most; where fewer devices share a sequence than before, it still fits.
         tensor_parallel: devices of an engine; the experts of a recipe that deals them out are dealt to these.
     """
-    fields: dict[str, object] = {
-        "nodes": 1,
-        "devices_per_node": devices,
-        "rollout.max_prompt_length": prompt,
-        "rollout.max_response_length": answer,
-        "rollout.tensor_parallel": tensor_parallel,
-        "rollout.expert_parallel": tensor_parallel if recipe.rollout.expert_parallel > 1 else 1,
+    settings: dict[str, object] = {
+        "trainer.nnodes": 1,
+        "trainer.n_gpus_per_node": devices,
+        "data.max_prompt_length": prompt,
+        "data.max_response_length": answer,
+        RANKS: tensor_parallel,
+        EXPERT_RANKS: tensor_parallel if recipe.rollout.expert_parallel > 1 else 1,
     }
-    shared_by = min(recipe.training.sequence_parallel, devices)
-    if recipe.training.sequence_parallel > 1:
-        fields["training.sequence_parallel"] = shared_by
-    tokens = recipe.verl.get("actor_rollout_ref", {}).get("actor", {}).get("ppo_max_token_len_per_gpu")
-    if tokens is not None:
-        fields[f"verl.{TOKENS}"] = max(tokens, -(-(prompt + answer) // shared_by))
-    if recipe.training.parallel is not None:
-        parallel = recipe.training.parallel
-        degrees = {"tensor": min(parallel.tensor, devices), "expert": min(parallel.expert, devices)}
-        degrees |= {"pipeline": 1, "context": 1, "last_stage_layers": None}
-        fields |= {f"training.parallel.{name}": degree for name, degree in degrees.items()}
-    return fields
-
-
-def as_options(fields: dict[str, object]) -> list[str]:
-    """Return the fields as `train` takes them; every value is YAML, and JSON is that too."""
-    return [word for key, value in fields.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    shared_by = min(recipe.sequence_parallel, devices)
+    if recipe.sequence_parallel > 1:
+        settings[f"{ACTOR}.ulysses_sequence_parallel_size"] = shared_by
+    if (tokens := recipe.setting(TOKENS)) is not None:
+        settings[TOKENS] = max(tokens, -(-(prompt + answer) // shared_by))
+    if recipe.parallel is not None:
+        degrees = {"tensor_model": min(recipe.parallel.tensor, devices), "pipeline_model": 1, "context": 1}
+        degrees["expert_model"] = min(recipe.parallel.expert, devices)
+        settings |= {f"{MEGATRON}.{name}_parallel_size": degree for name, degree in degrees.items()}
+        if recipe.setting(LAST_STAGE):
+            settings[LAST_STAGE] = None
+    return settings
 
 
 def model_of(recipe: Recipe) -> str:
@@ -146,9 +145,8 @@ def model_of(recipe: Recipe) -> str:
 
 def sizes_of(recipe: Recipe) -> dict[str, int]:
     """Return the size of a step: prompts, samples of each, passes over them."""
-    tree = recipe.verl
-    epochs = tree.get("actor_rollout_ref", {}).get("actor", {}).get("ppo_epochs", 1)
-    return {"prompts": tree["data"]["train_batch_size"], "n": recipe.rollout.n, "epochs": epochs}
+    epochs = recipe.setting(f"{ACTOR}.ppo_epochs", 1)
+    return {"prompts": recipe.setting("data.train_batch_size"), "n": recipe.rollout.n, "epochs": epochs}
 
 
 @dataclass

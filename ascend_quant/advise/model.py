@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from ascend_quant.advise import AdviceError
-from ascend_quant.files.documents import BadDocument, read_json, read_yaml
+from ascend_quant.files.documents import read_json
+from ascend_quant.recipes import RecipeError, leaves, shipped
+from ascend_quant.recipes.keys import RANKS, ROLLOUT
 
 BF16, CODE, SCALE = 2, 1, 4  # bytes of a BF16 element, an 8-bit code, and a float32 scale
 FULL_ATTENTION = "full_attention"
 DENSE = ("llama", "mistral", "qwen2", "qwen3", "granite", "olmo2", "seed_oss", "glm4")
 EXPERTS = ("mixtral", "olmoe", "qwen3_moe")
-TRAIN_BATCH_SIZE = 1024  # verl's default
-SHIPPED = Path(__file__).parents[2] / "configs" / "recipes"  # in a checkout or an image
+TRAIN_BATCH_SIZE = 1024  # verl's
+SAMPLING = "algorithm.filter_groups"
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 Matrix = tuple[int, int]  # K, N of x_MK @ w_NK.T
@@ -104,7 +106,7 @@ def read_model(place: str) -> Model:
     except (OSError, ValueError) as error:  # the hub's errors are subclasses of these
         if isinstance(error, AdviceError):
             raise
-        wanted = "give a folder, a config.json, a hub id or a recipe's .yaml file"
+        wanted = "give a folder, a config.json, a hub id, a recipe or its .yaml file"
         raise AdviceError(f"{place}: {error}; {wanted}") from error
 
 
@@ -173,51 +175,42 @@ class Workload:
     memory: float = 0.9
 
 
-def read_recipe(file: Path) -> tuple[str, Workload]:
-    """Return a recipe's model and the load of one engine if every answer has the maximum length; follows `extends`.
+def is_recipe(place: str) -> bool:
+    """Return whether a place is a recipe's: a .yaml file, or the name of a shipped one."""
+    return place.endswith(".yaml") or ("/" not in place and (shipped() / f"{place}.yaml").is_file())
 
-    `./run.sh train` checks whether the recipe is valid.
+
+def read_recipe(place: str) -> tuple[str, Workload]:
+    """The model, and the load of one engine where every answer is as long as the recipe allows.
+
+    Args:
+        place: the recipe's name or .yaml file.
 
     Raises:
-        AdviceError: the file, or one that it extends, is missing, is not YAML, or lacks a required field.
+        AdviceError: the recipe does not compose, or lacks a setting that is needed here.
     """
-    recipe = _read(file)
+    from ascend_quant.recipes.compose import alone, plain
+    from ascend_quant.recipes.node import node_of
+
     try:
-        rollout, verl = recipe["rollout"], recipe["verl"]
-        sampling = verl.get("algorithm", {}).get("filter_groups", {})
-        batches = sampling.get("max_inflight_gen_batches", 1) if sampling.get("enable") else 1
-        sequences = verl["data"].get("train_batch_size", TRAIN_BATCH_SIZE) * batches * rollout["n"]
-        devices = recipe["nodes"] * (rollout.get("apart") or recipe["devices_per_node"])
-        workload = Workload(
-            tp=rollout["tensor_parallel"],
-            batch=-(-sequences // max(1, devices // rollout["tensor_parallel"])),
-            inputs=rollout["max_prompt_length"],
-            outputs=rollout["max_response_length"],
-            memory=rollout["gpu_memory_utilization"],
+        tree = plain(alone(place))
+        node, settings = node_of(tree), dict(leaves(tree))
+        in_flight = f"{SAMPLING}.max_inflight_gen_batches"
+        batches = settings.get(in_flight, 1) if settings.get(f"{SAMPLING}.enable") else 1
+        sequences = settings.get("data.train_batch_size", TRAIN_BATCH_SIZE) * batches * settings[f"{ROLLOUT}.n"]
+        ranks, engines = (
+            settings[RANKS],
+            settings.get(f"{ROLLOUT}.n_gpus_per_node", settings["trainer.n_gpus_per_node"]),
         )
-        return recipe["model"].get("hub") or recipe["model"]["folder"], workload
-    except (AttributeError, KeyError, TypeError) as error:
-        raise AdviceError(
-            f"{file} is not a complete recipe ({error!r}); for details run `./run.sh recipe show {file}`"
-        ) from error
-
-
-def _read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    if file in above:
-        raise AdviceError(f"{file}: extends refers back to this file, through {', '.join(one.stem for one in above)}")
-    try:
-        recipe = read_yaml(file)
-    except BadDocument as error:
-        raise AdviceError(str(error)) from error
-    bases, whole = recipe.pop("extends", []), {}
-    for base in [bases] if isinstance(bases, str) else bases:
-        named = f"{base.removesuffix('.yaml')}.yaml"
-        places = [place for place in (file.parent / named, SHIPPED / named) if place != file and place.is_file()]
-        whole = _merged(whole, _read(next(iter(places), file.parent / named), (*above, file)))
-    return _merged(whole, recipe)
-
-
-def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Merge two mappings; `above` has priority."""
-    nested = {key: _merged(below.get(key) or {}, value) for key, value in above.items() if isinstance(value, dict)}
-    return below | above | nested
+        workload = Workload(
+            tp=ranks,
+            batch=-(-sequences // max(1, settings["trainer.nnodes"] * engines // ranks)),
+            inputs=settings["data.max_prompt_length"],
+            outputs=settings["data.max_response_length"],
+            memory=settings[f"{ROLLOUT}.gpu_memory_utilization"],
+        )
+    except RecipeError as error:
+        raise AdviceError(f"{place}: {error}") from error
+    except (KeyError, TypeError) as error:
+        raise AdviceError(f"{place} is not a complete recipe ({error!r})") from error
+    return node.model.place, workload

@@ -3,7 +3,6 @@
 import json
 from dataclasses import asdict, replace
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ascend_quant.advise import AdviceError, roofline
-from ascend_quant.advise.model import Workload, read_model, read_recipe
+from ascend_quant.advise.model import Workload, is_recipe, read_model, read_recipe
 from ascend_quant.advise.roofline import DEVICES, GIB, Estimate
 from ascend_quant.terminal.exits import WRONG_USE, fail
 
@@ -23,7 +22,9 @@ all sequences start together and are equally long, those that do not fit wait; v
 def advise(
     place: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="Model: a folder, a config.json or a hub id; or a recipe's .yaml file."),
+        typer.Argument(
+            metavar="MODEL", help="Model: a folder, a config.json or a hub id; or a recipe, by its name or .yaml file."
+        ),
     ],
     device: Annotated[Device, typer.Option(case_sensitive=False, help="Device type; on A3, each die is a device.")],
     model: Annotated[str | None, typer.Option(help="Folder of the recipe's model, if it is not on the hub.")] = None,
@@ -39,7 +40,7 @@ def advise(
     """Estimate memory and tokens/s of a rollout in BF16 and INT8. No device is needed."""
     given = {"tp": tp, "batch": batch, "inputs": inputs, "outputs": outputs, "memory": memory}
     try:
-        place, workload = read_recipe(Path(place)) if place.endswith(".yaml") else (place, Workload())
+        place, workload = read_recipe(place) if is_recipe(place) else (place, Workload())
         workload = replace(workload, **{name: value for name, value in given.items() if value is not None})
         said, found = roofline.advise(read_model(model or place), device.value, workload)
     except AdviceError as error:

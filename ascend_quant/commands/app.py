@@ -11,6 +11,7 @@ from ascend_quant.commands.export import export
 from ascend_quant.commands.flashrl import cleanup, setup
 from ascend_quant.commands.mismatch import mismatch
 from ascend_quant.commands.profile import profile
+from ascend_quant.commands.recipe import recipe_app
 from ascend_quant.commands.smoke import smoke
 
 app = typer.Typer(
@@ -37,3 +38,4 @@ def about(
 
 for command in (advise, convert, export, mismatch, profile, setup, cleanup, smoke):
     app.command()(command)
+app.add_typer(recipe_app, name="recipe")

@@ -5,26 +5,41 @@ Composed alone, a recipe gives its own settings of verl, in verl's names, and no
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
+from yaml import YAMLError
 
-from ascend_quant.recipes import RecipeError, nearest
+from ascend_quant.files.documents import read_yaml
+from ascend_quant.recipes import RecipeError, leaves, nearest, shipped
 
 CONFIGS = "ascend_quant.configs"
 GROUPS = (
-    *("recipe", "demo", "stack", "backend", "scheme", "kv", "send", "correction", "precision", "placement"),
+    *(
+        "recipe",
+        "demo",
+        "stack",
+        "backend",
+        "scheme",
+        "kv",
+        "send",
+        "correction",
+        "precision",
+        "optimizer",
+        "placement",
+    ),
     *("plugin", "plugin/bf16", "attention"),  # chosen by the stack and the backend
 )
 PREFIX = "ascend_quant."  # of our resolvers
@@ -70,72 +85,115 @@ def _stand_in() -> None:
         store.store(group="model_engine", name=engine, node={"model_engine": engine}, package="_global_")
 
 
-def shipped() -> Path:
-    """Return the folder of the shipped configs."""
-    return Path(str(files("ascend_quant") / "configs"))
-
-
 def names(group: str = "recipe") -> list[str]:
     """List the recipes, or the choices of another group."""
-    return sorted(file.stem for file in (shipped() / group).glob("*.yaml"))
+    return sorted(file.stem for file in shipped(group).glob("*.yaml"))
 
 
-def alone(name: str, overrides: Sequence[str] = (), folder: str | None = None, group: str = "recipe") -> DictConfig:
+def summaries() -> dict[str, str]:
+    """Return what each recipe trains, as its own file says: composing them all would take half a minute."""
+    return {name: read_yaml(shipped() / f"{name}.yaml")["recipe"]["summary"] for name in names()}
+
+
+def alone(name: str, overrides: Sequence[str] = (), group: str = "recipe") -> DictConfig:
     """Compose a recipe without verl.
 
     Args:
+        name: of a shipped one; or a file of the user's own, which may have others beside it, and shipped ones, in its
+            defaults.
         overrides: as on verl's command line; a setting that the recipe does not have is added.
-        folder: a user's own configs, which come before ours: the recipe is FOLDER/recipe/NAME.yaml.
 
     Raises:
         RecipeError: there is no such recipe, or it does not compose.
     """
-    known = names(group) + ([] if folder is None else [file.stem for file in Path(folder, group).glob("*.yaml")])
-    if name not in known and not name.startswith("base/"):
-        raise RecipeError(f"no recipe {name!r}: {nearest(name, known)}")
-    made = _composed if folder is None else _composed.__wrapped__
-    return made(name, tuple(overrides), folder, group).copy()
+    file, known = Path(name), names(group)
+    choices = tuple(one for one in overrides if is_group(one))
+    if name.endswith((".yaml", ".yml")):
+        if not os.path.isfile(file):
+            raise RecipeError(f"no recipe {name!r}: there is no such file")
+        with tempfile.TemporaryDirectory() as folder:
+            os.symlink(file.parent.absolute(), Path(folder, group))
+            made = _composed(file.stem, choices, group, folder)
+    elif name in known:
+        made = _shipped(name, choices, group).copy()
+    else:
+        raise RecipeError(f"no recipe {name!r}: {nearest(name, known)} `ascend-quant recipe list` shows all")
+    try:
+        for one in OverridesParser.create().parse_overrides([one for one in overrides if one not in choices]):
+            _apply(one, made)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise RecipeError(_line(error)) from error
+    return made
 
 
 @cache
-def _composed(name: str, overrides: tuple[str, ...], folder: str | None, group: str) -> DictConfig:
+def _shipped(name: str, choices: tuple[str, ...], group: str) -> DictConfig:
+    return _composed(name, choices, group)
+
+
+def _composed(name: str, choices: tuple[str, ...], group: str, folder: str | None = None) -> DictConfig:
     register()
     _stand_in()
-    given = [one if _is_group(one) or one.startswith(("+", "~")) else f"++{one}" for one in overrides]
-    given = [f"+{one}" if one.startswith("+") and not one.startswith("++") else one for one in given]
-    where = initialize(config_path=None, version_base=None)
-    if folder is not None:
-        where = initialize_config_dir(os.path.abspath(folder), version_base=None)
+    where = initialize_config_dir(folder, version_base=None) if folder else initialize(None, version_base=None)
     try:
         with where:
-            return compose(STAND_IN, overrides=[f"+{group}={name}", *given])
-    except (HydraException, OmegaConfBaseException) as error:
-        raise RecipeError(f"{group} {name}: {' '.join(str(error).split())}") from error
+            made = compose(STAND_IN, overrides=[f"+{group}={name}", *choices])
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # the last of kv=null
+        raise RecipeError(_line(error)) from error
+    OmegaConf.set_struct(made, False)
+    return made
 
 
-def _is_group(override: str) -> bool:
-    return override.partition("=")[0] in (*GROUPS, "model_engine")
+def _apply(override: Override, config: DictConfig) -> None:
+    """Change a setting as Hydra does once all groups are composed, where most of verl's settings are not there."""
+    key = override.key_or_group
+    if not override.is_delete():
+        OmegaConf.update(config, key, override.value(), merge=True, force_add=True)
+        return
+    above, _, last = key.rpartition(".")
+    if isinstance(inside := OmegaConf.select(config, above) if above else config, DictConfig):
+        inside.pop(last, None)
+        if above and not inside:  # an empty mapping would be a setting of its own
+            _apply(OverridesParser.create().parse_override(f"~{above}"), config)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def is_group(override: str) -> bool:
+    """Return whether an override chooses from a group."""
+    return override.lstrip("+~").partition("=")[0].partition("@")[0] in (*GROUPS, "model_engine")
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
-    """Return a config's values, references resolved.
+    """Return a config's values. References are resolved, but for those to settings that only verl's own config has.
 
     Raises:
-        RecipeError: a value is missing, or refers to one that is not there.
+        RecipeError: a value is missing, or cannot be computed.
     """
+    for path, text in list(leaves(OmegaConf.to_container(config, resolve=False))):
+        if isinstance(text, str) and "${" in text and (_is_ours(path, text) or _resolves(config, path)):
+            try:
+                OmegaConf.update(config, path, OmegaConf.select(config, path))
+            except OmegaConfBaseException as error:
+                raise RecipeError(f"{path}: {str(error).splitlines()[0]}") from error
+    tree = OmegaConf.to_container(config, resolve=False)
+    if missing := [path for path, value in leaves(tree) if value == MISSING]:
+        raise RecipeError(f"{', '.join(missing)}: no value is given")
+    return tree
+
+
+def _is_ours(path: str, text: str) -> bool:
+    return PREFIX in text or path.startswith("recipe.")
+
+
+def _resolves(config: DictConfig, path: str) -> bool:
     try:
-        return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise RecipeError(" ".join(str(error).split())) from error
-
-
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Flatten a tree: {"a": {"b": 1}} -> ("a.b", 1). An empty mapping is a value."""
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+        OmegaConf.select(config, path, throw_on_resolution_failure=True)
+    except InterpolationKeyError:
+        return False
+    return True
 
 
 def settle(config: DictConfig) -> None:

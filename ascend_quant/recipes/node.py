@@ -1,8 +1,8 @@
 """The top-level `recipe` node of a config: what verl does not know of a run, and a mistake in which costs hours."""
 
 import difflib
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -23,9 +23,9 @@ class Model(Fields):
     """Fields of the model.
 
     Attributes:
-        hub: its id on the hub; a run may name a folder in its place.
-        folder: where `run.sh data` puts it, under the data folder, if it makes it; then there is no hub.
-        experts: it is a mixture of experts, which not every engine serves in graphs.
+        hub: its id on the hub; a run may name a folder instead.
+        folder: its folder under the data folder, if `run.sh data` creates it; hub is then unset.
+        experts: whether it is a mixture of experts, which not every engine supports in graphs.
     """
 
     hub: Said | None = None
@@ -35,7 +35,7 @@ class Model(Fields):
     @model_validator(mode="after")
     def _is_somewhere(self) -> "Model":
         if (self.hub is None) == (self.folder is None):
-            raise ValueError("give hub, or folder if run.sh data makes it")
+            raise ValueError("set hub, or folder if run.sh data creates it")
         return self
 
     @property
@@ -45,7 +45,7 @@ class Model(Fields):
 
 
 class Data(Fields):
-    """Fields of the data: files, by whole paths or from `folder`, and their name in `run.sh data`, if any."""
+    """Fields of the data: files, as absolute paths or in `folder`, and their name in `run.sh data`, if any."""
 
     name: Said | None = None
     folder: Said = "data"
@@ -64,10 +64,10 @@ class Node(Fields):
     """Fields of the `recipe` node.
 
     Attributes:
-        out: the folder of the checkpoints.
-        environment: variables for every process, over those of the stack.
-        files: what the job's working directory must hold: its name there, and the file.
-        ranks_for_graphs: among how many its vLLM must share experts, to serve them in captured graphs.
+        out: folder of the checkpoints.
+        environment: variables for every process, which override those of the stack.
+        files: files for the job's working directory: the name there, and the file's path.
+        ranks_for_graphs: least number of ranks that share the experts of a model that its vLLM serves in graphs.
     """
 
     name: Said
@@ -91,16 +91,43 @@ def node_of(tree: Mapping[str, Any]) -> Node:
     try:
         return Node.model_validate(tree.get("recipe"))
     except ValidationError as error:
-        raise RecipeError("\n".join(_line(one) for one in error.errors())) from error
+        raise RecipeError("\n".join(f"recipe.{line}" for line in lines(error, Node))) from error
 
 
-def _line(one: Mapping[str, Any]) -> str:
-    where, last = ".".join(["recipe", *map(str, one["loc"])]), str(one["loc"][-1] if one["loc"] else "")
+def lines(error: ValidationError, model: type[BaseModel], secret: Callable[[str], bool] | None = None) -> list[str]:
+    """Return a line for each thing that is wrong: the key, the value, and what is valid.
+
+    Args:
+        model: what was validated.
+        secret: whether a value of that name is not to be shown; by default, no variable's is.
+    """
+    return [_line(one, model, secret) for one in error.errors()]
+
+
+def _line(one: Any, model: type[BaseModel], secret: Callable[[str], bool] | None) -> str:
+    parts = [str(part) for part in one["loc"]] or ["recipe"]
+    where = parts[-1] if "." in parts[-1] else ".".join(parts)  # a setting of verl has its whole name
     if one["type"] == "extra_forbidden":
-        parts = {"model": Model, "data": Data, "memory": Memory}
-        valid = parts.get(str(one["loc"][0]), Node).model_fields if len(one["loc"]) > 1 else Node.model_fields
-        near = difflib.get_close_matches(last, valid, n=1)
-        return f"{where}: no such key; {f'did you mean {near[0]}? ' if near else ''}Valid keys: {', '.join(valid)}"
+        return f"{where}: no such key; {did_you_mean(parts[-1], _keys(model, one['loc'][:-1]))}"
     if one["type"] == "missing":
         return f"{where}: is missing"
-    return f"{where}: is wrong: {one['msg'].removeprefix('Value error, ')}"
+    given = "a mapping" if isinstance(one["input"], dict) else f"{one['input']!r:.200}"
+    value = "***" if (secret(parts[-1]) if secret else parts[0] == "environment") else given
+    return f"{where}: {value} is wrong: {one['msg'].removeprefix('Value error, ')}"
+
+
+def did_you_mean(key: str, valid: Sequence[str]) -> str:
+    """Return a hint with the nearest of the valid keys, if one is near, and all of them."""
+    near = difflib.get_close_matches(key, valid, n=1)
+    return (f"did you mean {near[0]}? " if near else "") + f"Valid keys: {', '.join(valid)}"
+
+
+def _keys(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
+    """List the keys of the part of a model that `path` leads to."""
+    for key in path:
+        if isinstance(key, int):  # a place in a list, whose type was found one step before
+            continue
+        annotation = model.model_fields[key].annotation
+        kinds = (annotation, *get_args(annotation))
+        model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+    return list(model.model_fields)

@@ -15,10 +15,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PlainValidator
 
 from ascend_quant.files.documents import BadDocument, read_yaml
+from ascend_quant.recipes import nearest
+from ascend_quant.recipes.node import Fields, Stack
 from launch import ROOT, LaunchError
 from launch.environment import variables
-from launch.recipes.fields import Fields, Stack
-from launch.recipes.files import checked, nearest
+from launch.recipes.files import checked
 
 FOLDER = ROOT / "configs" / "clusters"
 LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"

@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from ascend_quant.recipes.node import Fields
 from launch import LaunchError
 from launch.cluster.inventory import Inventory
 from launch.plan import Plan
-from launch.recipes.fields import Fields
 from launch.system import private
 from launch.system.cause import COLOUR
 

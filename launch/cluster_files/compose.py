@@ -19,7 +19,9 @@ def compose(recipe: Recipe, model: str | None) -> dict[str, Any]:
         LaunchError: the recipe needs several hosts.
     """
     if recipe.nodes > 1:
-        raise LaunchError(f"{recipe.name} needs {recipe.nodes} hosts, Compose has one: use --set nodes=1, or train")
+        raise LaunchError(
+            f"{recipe.name} needs {recipe.nodes} hosts, Compose has one: use --set trainer.nnodes=1, or train"
+        )
     resolved = resolve(recipe, Paths(model or "", "/work/data", "/work/runs"))
     variables = environment(recipe.stack, resolved.overrides, resolved.environment, {})
     service = {

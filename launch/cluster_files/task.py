@@ -45,7 +45,7 @@ def task(recipe: Recipe, model: str | None, data: str | None, out: str | None, a
     values |= {"address": address, "nic": nic, "family": "ipv4", "devices": "", "places": ""}
     settings = node_environment(recipe.stack, values, [("recipe", resolved.environment)])
     found = {one.name: one.value for one in settings if one.name not in OF_DEVICES}
-    job = jobs.job(recipe.name, resolved, [], [("file", found)], restarts=1, paths=paths)
+    job = jobs.job(recipe.name, resolved, [("file", found)], restarts=1, paths=paths)
     of_node = {name: value for name, value in found.items() if name in OF_HOST}
     shared = [path for path in (paths.out, *jobs.needs(recipe, paths, resolved.overrides)) if path.startswith("/")]
     return Task(

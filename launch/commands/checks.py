@@ -63,7 +63,7 @@ def doctor(
         inventory, wanted, paths = load(cluster) if cluster is not None else None, None, None
         if recipe is not None:
             made, folder = of_data(changes, data)
-            wanted = load_recipe(recipe, changes=made)
+            wanted = load_recipe(recipe, made)
             hosts = inventory or this_machine(wanted.stack)
             if ray is None:
                 paths = places(wanted, hosts, new_run(), locals_of(hosts)[0], model, folder, out)

@@ -10,22 +10,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ascend_quant.commands.recipe import list_recipes
 from ascend_quant.terminal.exits import FAILED, WRONG_USE, fail
 
 if TYPE_CHECKING:
     from launch.recipes import Recipe
 
-WIDTH = 110  # of the table, so that names are not truncated
 RecipeName = Annotated[str, typer.Argument(help="A recipe's name, or the path of a .yaml file.")]
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the recipe; repeatable.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting of the recipe; repeatable.")
 ]
 DataOption = Annotated[
     str | None,
     typer.Option(help="Folder of the data sets on the hosts, or the files: TRAIN or TRAIN,VALIDATION."),
 ]
-DATA_FILES = (".parquet", ".json", ".jsonl")  # that verl can read
-recipe_app = typer.Typer(no_args_is_help=True, help="What can be trained: recipes in configs/recipes.")
+DATA_FILES = (".parquet", ".json", ".jsonl")  # what verl reads
+recipe_app = typer.Typer(no_args_is_help=True, help="What can be trained: recipes in configs/recipe.")
+recipe_app.command("list")(list_recipes)
 
 
 class ClusterFile(str, Enum):
@@ -44,21 +45,16 @@ class DataName(str, Enum):
     addition = "addition"
 
 
-def pairs(changes: Sequence[str]) -> list[tuple[str, str]]:
-    """Parse --set KEY=VALUE .. in order, since the last one has priority; one without "=" is an error."""
-    if wrong := [change for change in changes if "=" not in change]:
-        fail(f"--set {wrong[0]}: write KEY=VALUE, as --set nodes=1", WRONG_USE)
-    return [(key, value) for key, _, value in (change.partition("=") for change in changes)]
-
-
-def of_data(changes: Sequence[str] | None, data: str | None) -> tuple[list[tuple[str, str]], str | None]:
-    """Return the recipe's changes and the data folder: files in --data become changes; a single file is used for both.
+def of_data(changes: Sequence[str] | None, data: str | None) -> tuple[list[str], str | None]:
+    """Return the recipe's overrides and the data folder: files in --data become overrides; one file serves for both.
 
     A value that is neither a folder nor files, by its commas and suffix, is an error.
     """
-    made = pairs(changes or [])
+    made = list(changes or [])
     if not data or _is_folder(data):
         return made, data
+    from launch.recipes.verl import text
+
     files = data.split(",")
     if not all(file.endswith(DATA_FILES) for file in files) or len(files) > 2:
         fail(
@@ -67,38 +63,14 @@ def of_data(changes: Sequence[str] | None, data: str | None) -> tuple[list[tuple
             WRONG_USE,
         )
     train, validation = os.path.abspath(files[0]), os.path.abspath(files[-1])
-    own = {"data.name": None, "data.train": train, "data.validation": validation}
-    return [*((key, json.dumps(value)) for key, value in own.items()), *made], None
+    own = {"name": None, "train": train, "validation": validation}
+    return [*(f"recipe.data.{key}={text(value)}" for key, value in own.items()), *made], None
 
 
 def _is_folder(data: str) -> bool:
     """Return whether --data is a folder here, or may be one on other hosts, as it has no comma and no file suffix."""
     like_files = "," in data or re.fullmatch(r"\.[A-Za-z]\w*", os.path.splitext(data)[1])
     return os.path.isdir(data) or not (like_files or os.path.isfile(data))
-
-
-@recipe_app.command("list")
-def list_recipes(as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False) -> None:
-    """List the recipes."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from launch import LaunchError
-    from launch.recipes import command
-
-    try:
-        rows = command.rows()
-    except LaunchError as error:
-        fail(str(error), FAILED)
-    if as_json:
-        typer.echo(json.dumps([dict(zip(command.COLUMNS, row, strict=True)) for row in rows], indent=1))
-        return
-    table = Table(*command.COLUMNS, box=None)
-    for column in table.columns:
-        column.no_wrap = True
-    for row in rows:
-        table.add_row(*row)
-    Console(width=max(Console().width, WIDTH)).print(table)
 
 
 @recipe_app.command("show")
@@ -122,7 +94,7 @@ def show_recipe(
 
     made, folder = of_data(changes, data)
     try:
-        recipe = load(name, changes=made)
+        recipe = load(name, made)
         if as_file is not None:
             typer.echo(cluster_file(as_file, recipe, model, folder, out))
             return

@@ -31,7 +31,7 @@ def train(
     recipe: RecipeName,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- OVERRIDES", help="verl settings that override the recipe's, as key=value."),
+        typer.Argument(metavar="-- OVERRIDES", help="Overrides of Hydra: settings of verl, choices as scheme=bf16."),
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="An inventory's name, or the path of a .yaml file.  [default: this machine]")
@@ -85,35 +85,33 @@ def train(
         other = "--cluster" if cluster is not None else "--on-this-node"
         fail(f"--ray with {other}: the hosts are those of that Ray cluster; remove {other}", WRONG_USE)
     try:
-        made, folder = of_data(changes, data)
-        chosen = load_recipe(recipe, changes=made)
+        made, folder = of_data([*(changes or []), *(overrides or [])], data)
+        chosen = load_recipe(recipe, made)
         if ray is not None:
             shown = ("json" if as_json else "text") if dry_run else None
             paths = places_on_nodes(chosen, model, folder, out)
-            raise typer.Exit(train_on(ray, chosen, paths, overrides or [], restart, shown))
+            raise typer.Exit(train_on(ray, chosen, paths, restart, shown))
         inventory = load(cluster) if cluster is not None else this_machine(chosen.stack)
         local, number = locals_of(inventory), new_run()
         here = own_number(inventory, local, chosen.nodes) if on_this_node else None
         if on_this_node and chosen.nodes > 1 and out is None:
             raise LaunchError("--on-this-node: all hosts must write to the same folder: set it with --out")
         paths = places(chosen, inventory, number, local[0], model, folder, out)
-        plan = make(chosen, inventory, paths, number, local, overrides or [], shell=os.environ, restarts=restart)
+        plan = make(chosen, inventory, paths, number, local, shell=os.environ, restarts=restart)
         code = show(plan, as_json) if dry_run else run(plan, restart, here)
     except LaunchError as error:
         fail(str(error), WRONG_USE)
     raise typer.Exit(code)
 
 
-def train_on(
-    address: str, recipe: "Recipe", paths: "Paths", overrides: Sequence[str], restarts: int, shown: str | None
-) -> int:
+def train_on(address: str, recipe: "Recipe", paths: "Paths", restarts: int, shown: str | None) -> int:
     """Train on a Ray cluster that already exists, or show ("text", "json") what would be; returns the exit code."""
     from launch.plan.make import new_run
     from launch.ray_jobs.cluster import connect
     from launch.ray_jobs.plan import make
     from launch.ray_jobs.run import run
 
-    plan = make(recipe, paths, new_run(), overrides, shell=os.environ, restarts=restarts)
+    plan = make(recipe, paths, new_run(), shell=os.environ, restarts=restarts)
     cluster = connect(address)
     return show_on(plan, cluster, shown) if shown else run(plan, cluster, restarts)
 
@@ -237,7 +235,7 @@ def demo(
         fail(f"--out {folder} cannot be created: {error.strerror}; give another folder", WRONG_USE)
     if other := next(folder.iterdir(), None):
         fail(f"--out {folder} is not empty, it contains {other.name}; give a new folder", WRONG_USE)
-    chosen = Choices(names, steps or load_recipe()["steps"], seed, model.value)
+    chosen = Choices(names, steps or load_recipe()["trainer"]["total_training_steps"], seed, model.value)
     end_as_after_ctrl_c()
     try:
         run_demo(chosen, folder, Console())

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ascend_quant.recipes import leaves
+from ascend_quant.recipes.compose import alone, plain
 from ascend_quant.schemes import SCHEMES
 from launch import LaunchError
 from launch.demo.task import TINY, Addition
-from launch.recipes.files import FOLDER, read
-from launch.recipes.verl import leaves
 from launch.system.child import last_errors, run
 
 QAT = "-qat"  # suffix of an arm, after the scheme of its rollout weights, for fake quantization
@@ -56,8 +56,8 @@ class WarmUp:
 class Setup:
     """The setup of a training: recipe, task and model shape."""
 
-    recipe: str  # in configs/recipes
-    task: Addition  # problems, lessons and an exam, as in `Addition`
+    recipe: str  # in configs/demo
+    task: Addition  # problems, lessons and an exam, as `Addition` has them
     shape: Mapping[str, int]  # of the model
     warm_up: WarmUp
 
@@ -82,13 +82,13 @@ class Choices:
 
     @property
     def prompts(self) -> int:
-        """The number of prompts that the data file must contain for all steps."""
-        return self.steps * load_recipe(self.setup.recipe)["verl"]["data"]["train_batch_size"]
+        """Number of prompts that the data file must hold for all steps."""
+        return self.steps * load_recipe(self.setup.recipe)["data"]["train_batch_size"]
 
 
 def load_recipe(name: str = "demo") -> dict[str, Any]:
-    """Load a recipe file with those that it extends: `steps` and `verl`."""
-    return read(FOLDER / f"{name}.yaml")
+    """Compose the settings of a demo, all of which are verl's."""
+    return plain(alone(name, group="demo"))
 
 
 def scheme_of(arm: str) -> str:
@@ -118,7 +118,7 @@ def overrides(
         changes: verl settings that override the demo's.
     """
     engine, data = "actor_rollout_ref.rollout.engine_kwargs", str(out / "prompts.parquet")
-    tree = dict(leaves(load_recipe(choices.setup.recipe)["verl"])) | {
+    tree = dict(leaves(load_recipe(choices.setup.recipe))) | {
         f"{engine}.vllm.hf_overrides.quantization_config.quant_method": "ascend_quant",
         f"{engine}.vllm.hf_overrides.quantization_config.scheme": scheme_of(arm),
         "actor_rollout_ref.model.path": str(out / "start"),

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 
+from ascend_quant.recipes.keys import RANKS
 from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.drivers import NOT_ON_PATH
 from launch.doctor.facts import Devices, Facts, Wanted
@@ -67,7 +68,9 @@ def _counted(facts: Facts, wanted: Wanted, variable: str) -> Finding:
     usable = len(there) if visible is None else len([one for one in visible.split(",") if one.strip()])
     if wanted.count is not None and usable < wanted.count:
         limit = f", and {variable}={visible} leaves {usable}" if visible is not None and usable < len(there) else ""
-        return error(f"{text}{limit}; {wanted.count} needed", f"--set devices_per_node={usable}, or unset {variable}")
+        return error(
+            f"{text}{limit}; {wanted.count} needed", f"-- trainer.n_gpus_per_node={usable}, or unset {variable}"
+        )
     return ok(text)
 
 
@@ -110,7 +113,7 @@ def _too_small(devices: Devices, wanted: Wanted) -> Iterator[Finding]:
     least = min((device.total_mib for device in devices.found if device.total_mib is not None), default=None)
     if least is not None and wanted.device_gib is not None and _gib(least) < wanted.device_gib:
         what = f"a device has {_gib(least)} GiB; the recipe needs {wanted.device_gib}"
-        yield error(what, "take a recipe for smaller devices, or more of them (--set rollout.tensor_parallel=..)")
+        yield error(what, f"take a recipe for smaller devices, or more of them (-- {RANKS}=..)")
 
 
 def _gib(mib: int | None) -> int:

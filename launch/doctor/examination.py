@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ascend_quant.recipes.keys import ROLLOUT
 from launch.cluster.inventory import Inventory
 from launch.doctor import devices, drivers, machine, network, run, versions
 from launch.doctor.checking import Check, Finding
@@ -15,7 +16,7 @@ from launch.doctor.facts import Devices, Facts, Software, Wanted
 from launch.plan.job import columns, imports, least_rows, prompt, saving
 from launch.recipes.fields import Recipe
 from launch.recipes.overrides import resolve
-from launch.recipes.settings import Paths, data_files
+from launch.recipes.paths import Paths, data_files
 from launch.recipes.stacks import STACK_VARIABLE, pins
 from launch.system.software import missing, python_path
 
@@ -53,7 +54,6 @@ def wanted_of(inventory: Inventory, index: int, recipe: Recipe | None, paths: Pa
 def _of_recipe(recipe: Recipe | None, paths: Paths | None) -> dict[str, Any]:
     if recipe is None:
         return {}
-    rollout = recipe.verl.get("actor_rollout_ref", {}).get("rollout", {})
     overrides = resolve(recipe, paths or Paths("", "", "")).overrides
     made: dict[str, Any] = {
         "device_gib": recipe.memory.device,
@@ -61,7 +61,7 @@ def _of_recipe(recipe: Recipe | None, paths: Paths | None) -> dict[str, Any]:
         "imports": imports(recipe, overrides),
         "columns": columns(overrides),
         "prompt": prompt(overrides),
-        "sleeps": rollout.get("free_cache_engine", True) and rollout.get("enable_sleep_mode", True),
+        "sleeps": all(recipe.setting(f"{ROLLOUT}.{name}", True) for name in ("free_cache_engine", "enable_sleep_mode")),
         "model": paths.model if paths else recipe.model.hub,
         "tensor_parallel": recipe.rollout.tensor_parallel,
     }

@@ -19,7 +19,7 @@ from launch.doctor.facts import Wanted
 from launch.environment.network import is_here
 from launch.plan.start import start_line
 from launch.recipes.fields import Recipe
-from launch.recipes.settings import Paths
+from launch.recipes.paths import Paths
 from launch.recipes.stacks import pins
 
 EXAMINE_SECONDS = 120  # long enough for a slow shared disk

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, get_args
 
+from ascend_quant.recipes.node import Stack
 from launch.environment.variables import OTHER_CLUSTERS, shown
-from launch.recipes.fields import Stack
 
 ALL = get_args(Stack)
 ASCEND = ("ascend-cann8.5", "ascend-cann9.1")

@@ -90,7 +90,7 @@ def addition(target: Path, progress: Progress) -> list[str]:
     from launch.demo.warmup import make_start
 
     setup = replace(training.DEMO, shape=TINY_ON_NPUS)
-    choices = training.Choices((), training.load_recipe()["steps"], SEED, "qwen2", setup)
+    choices = training.Choices((), training.load_recipe()["trainer"]["total_training_steps"], SEED, "qwen2", setup)
     task, updates = choices.setup.task, choices.setup.warm_up.updates
     folder = target / "addition"
     made = [

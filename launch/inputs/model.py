@@ -10,6 +10,7 @@ from pathlib import Path
 from ascend_quant.advise.model import HUB_ID
 from ascend_quant.files.documents import BadDocument
 from ascend_quant.profile.checkpoints import TEXT, BadCheckpoint, ModelFolder
+from ascend_quant.recipes.keys import RANKS
 
 YES = ("1", "true", "yes", "on")
 
@@ -80,7 +81,7 @@ def _of_folder(model: str, tensor_parallel: int) -> Iterator[tuple[str, str]]:
             f"{model} has {heads} attention heads and {keys} key-value heads, which cannot be split over "
             f"{tensor_parallel} devices"
         )
-        yield what, f"--set rollout.tensor_parallel={fits}"
+        yield what, f"-- {RANKS}={fits}"
 
 
 def _shared(heads: int, keys: int, ranks: int) -> bool:

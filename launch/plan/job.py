@@ -14,19 +14,27 @@ import os
 from collections.abc import Iterator, Sequence
 from math import ceil
 
+from ascend_quant.recipes.keys import (
+    ACTOR,
+    EAGER,
+    ENVIRONMENT,
+    EXPERT_RANKS,
+    MODEL,
+    RANKS,
+    ROLLOUT,
+    TRANSFORMER,
+)
 from launch import ROOT, LaunchError
 from launch.cluster.inventory import Inventory, Ports
 from launch.inputs.model import place
 from launch.plan import Job, Layer, Saving
 from launch.recipes import Paths, Recipe, paths_of
-from launch.recipes.overrides import Resolved
-from launch.recipes.settings import ENVIRONMENT, data_files, uses_plugin
+from launch.recipes.overrides import Resolved, key
+from launch.recipes.paths import data_files
 from launch.recipes.stacks import pins
-from launch.recipes.verl import ACTOR, EAGER, MODEL, RELEASE, ROLLOUT, TRANSFORMER, verl_of
+from launch.recipes.verl import RELEASE, verl_of
 from launch.system.software import Import
 
-RANKS = f"{ROLLOUT}.tensor_model_parallel_size"
-EXPERT_RANKS = f"{ROLLOUT}.expert_parallel_size"
 NODES = "trainer.nnodes"
 SAVE = "trainer.save_freq"  # never, unless it is given
 RESUME = "trainer.resume_mode"
@@ -45,10 +53,8 @@ COMPILED = "transformer_engine_torch"  # in the package for wheels of its core; 
 TRACKERS = {"tracking": "wandb", "vemlp_wandb": "volcengine_ml_platform"}  # names of `trainer.logger` that differ
 
 
-def job(
-    run: str, resolved: Resolved, extra: Sequence[str], layers: Sequence[Layer], restarts: int, paths: Paths
-) -> Job:
-    """Return the job; `extra` are the user's own overrides of verl.
+def job(run: str, resolved: Resolved, layers: Sequence[Layer], restarts: int, paths: Paths) -> Job:
+    """Return the job.
 
     If the user has set a variable that the recipe passes to verl's processes, the hosts' environment wins. A job that
     may be restarted continues from its last checkpoint. Metrics get the run's own folder beside the checkpoints,
@@ -57,7 +63,7 @@ def job(
     users = {name for source, variables in layers if source != "recipe" for name in variables}
     replaced = [f"{ENVIRONMENT}.{name}" for name in users]
     replaced += [RESUME] if restarts else []
-    kept = [override for override in [*resolved.overrides, *extra] if key(override) not in replaced]
+    kept = [override for override in resolved.overrides if key(override) not in replaced]
     entrypoint = ["-m", resolved.main, *kept, *([f"{RESUME}=auto"] if restarts else [])]
     files = {name: file.read_text() for name, file in resolved.files.items()}
     folder = f"{paths.out}/metrics-{run}"
@@ -90,11 +96,6 @@ def expansion(overrides: Sequence[str]) -> str:
     """
     ranks, experts, nodes = (last_value(overrides, key, "1") for key in (RANKS, EXPERT_RANKS, NODES))
     return "AIV" if ranks != "1" and (experts, nodes) == ("1", "1") else ""
-
-
-def key(override: str) -> str:
-    """Return the key of a hydra override, without + and ~ before it."""
-    return override.partition("=")[0].lstrip("+~")
 
 
 def places(
@@ -297,7 +298,7 @@ def _rollout(recipe: Recipe, _: Sequence[str]) -> Iterator[Import]:
     yield Import("vllm", "the rollouts", f"{install}, or install its lock")
     if pins(recipe.stack).devices == "npu":
         yield Import("vllm_ascend", "vLLM on NPUs", install)
-    if uses_plugin(recipe):
+    if recipe.uses_plugin:
         yield Import(
             "ascend_quant", f"the {recipe.rollout.scheme} rollouts", "install this project: pip install .", PLUGINS
         )
@@ -307,7 +308,7 @@ def _checkpoint_engine(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Imp
     """Yield what sends weights to disaggregated engines; on NPUs "nccl" is HCCL, which needs no module."""
     key = f"{ROLLOUT}.checkpoint_engine.backend"
     if last_value(overrides, key, "naive") == "nccl" and pins(recipe.stack).devices != "npu":
-        yield Import("cupy", f"{key}=nccl", "install it, or remove the setting (or the recipe's rollout.apart)")
+        yield Import("cupy", f"{key}=nccl", "install it, or remove the setting (or the recipe's placement=apart)")
 
 
 def _trackers(_: Recipe, overrides: Sequence[str]) -> Iterator[Import]:

@@ -13,18 +13,15 @@ from launch import LaunchError
 from launch.cluster.inventory import Host, Inventory
 from launch.environment import network
 from launch.environment.resolve import not_handed_on, of_shell, rows
-from launch.environment.variables import without_secrets_in
 from launch.inputs.model import of_hub
 from launch.plan import Layer, NodePlan, Plan
 from launch.plan import job as jobs
-from launch.plan.job import columns, imports, key, last_value, needs, saving, under
+from launch.plan.job import columns, imports, last_value, needs, saving, under
 from launch.plan.start import container_name, start_line
 from launch.recipes import Paths, Recipe, resolve
 from launch.recipes.effective import told
-from launch.recipes.overrides import refused
-from launch.recipes.settings import environment
+from launch.recipes.overrides import environment
 from launch.recipes.stacks import pins
-from launch.recipes.verl import verl_of
 
 
 def new_run() -> str:
@@ -44,7 +41,6 @@ def make(
     paths: Paths,
     run: str,
     local: Sequence[bool],
-    extra: Sequence[str] = (),
     *,
     shell: Mapping[str, str],
     restarts: int = 0,
@@ -54,7 +50,6 @@ def make(
     Args:
         run: its id.
         local: which of the inventory's hosts are this machine.
-        extra: verl overrides of the user.
         shell: the environment of this process.
         restarts: how often a failed job is restarted.
 
@@ -62,9 +57,8 @@ def make(
         LaunchError: recipe, inventory and paths do not fit together; one line for each thing to change.
     """
     resolved = resolve(recipe, paths)
-    overrides = [*resolved.overrides, *extra]
-    found = [*extra_problems(recipe, extra), *problems(recipe, inventory, paths)]
-    found += attention_problems(recipe, overrides)
+    overrides = resolved.overrides
+    found = [*problems(recipe, inventory, paths), *attention_problems(recipe, overrides)]
     if found:
         raise LaunchError("\n".join(found))
     hosts, ports = inventory.hosts[: recipe.nodes], inventory.ports
@@ -92,7 +86,7 @@ def make(
         devices = devices_of(host, recipe.devices_per_node, recipe.stack, layers)
         own = {"host": number, "address": host.address, "nic": host.nic, "devices": devices, "layers": layers}
         if number == 0:
-            own["job"] = jobs.job(run, resolved, extra, layers, restarts, paths)
+            own["job"] = jobs.job(run, resolved, layers, restarts, paths)
             own["saving"] = saving(recipe, overrides, paths)
         nodes.append(NodePlan(role="worker" if number else "head", **own, **common))
     numbers, shm = range(len(hosts)), max(recipe.memory.host // 2, 1)
@@ -140,7 +134,7 @@ def devices_of(host: Host, wanted: int, stack: str, layers: Sequence[Layer]) -> 
         if len(visible) < wanted:
             raise LaunchError(
                 f"{host.address}: {name}={value} ({source}) names {len(visible)} devices, but the recipe "
-                f"needs {wanted}: name more, or use fewer with --set devices_per_node={len(visible)}"
+                f"needs {wanted}: name more, or use fewer with -- trainer.n_gpus_per_node={len(visible)}"
             )
         return visible
     return host.devices[:wanted] if isinstance(host.devices, list) else wanted
@@ -188,7 +182,7 @@ def _stack(recipe: Recipe, inventory: Inventory, _: Paths) -> Iterator[str]:
     if recipe.stack != inventory.stack:
         yield (
             f"stack: the recipe {recipe.name} is for {recipe.stack}, but the inventory's hosts have {inventory.stack}: "
-            f"choose another recipe, or try --set stack={inventory.stack}"
+            f"choose another recipe, or try -- stack={inventory.stack}"
         )
 
 
@@ -197,7 +191,7 @@ def _hosts(recipe: Recipe, inventory: Inventory, _: Paths) -> Iterator[str]:
     if recipe.nodes > there:
         yield (
             f"nodes: the recipe {recipe.name} needs {recipe.nodes} hosts, but there is {there}: name more with "
-            f"--cluster, or use fewer with --set nodes={there}"
+            f"--cluster, or use fewer with -- trainer.nnodes={there}"
         )
 
 
@@ -207,7 +201,7 @@ def _devices(recipe: Recipe, inventory: Inventory, _: Paths) -> Iterator[str]:
         if there != "auto" and there < recipe.devices_per_node:
             yield (
                 f"devices: the recipe {recipe.name} needs {recipe.devices_per_node} on each host, but the inventory "
-                f"gives {host.address} {there}: give it more, or use fewer with --set devices_per_node={there}"
+                f"gives {host.address} {there}: give it more, or use fewer with -- trainer.n_gpus_per_node={there}"
             )
 
 
@@ -244,16 +238,3 @@ def attention_problems(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
     ranks = max(int(one) if one.isdecimal() else 1 for one in sizes)  # verl itself refuses what is no number
     exchange = attention.without_exchange(name, ranks, device)
     return [one for one in (attention.without_kernel(name, device), exchange) if one]
-
-
-def extra_problems(recipe: Recipe, extra: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each argument that is not a setting, or not one that a user may give."""
-    for one in extra:
-        if one.startswith("-") or not ("=" in one or one.startswith("~")):  # hydra's own options begin with -
-            said = without_secrets_in(one)[:200]
-            yield f"{said!r} is not a setting of verl: write key=value after --, such as -- trainer.save_freq=10"
-    keys, verl = [key(one) for one in extra], verl_of(recipe.stack)
-    yield from (f"-- {line}" for line in refused(recipe, keys))
-    for name in keys:
-        if part := verl.lacks(name):
-            yield f"-- {name}: verl {verl.name}, of stack {recipe.stack}, has no {verl.absent[part]}: remove it"

@@ -17,11 +17,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ascend_quant.integrations.verl import cpu_settings
+from ascend_quant.recipes import leaves
+from ascend_quant.recipes.keys import ACTOR, OPEN, ROLLOUT
 from launch import with_root
 from launch.environment.variables import without_secrets_in
 from launch.plan import Plan
-from launch.recipes.overrides import OPEN
-from launch.recipes.verl import ACTOR, ROLLOUT, leaves, verl_of
+from launch.recipes.verl import verl_of
 
 RESUME = ("auto", "disable", "resume_path")
 ENGINE = "model_engine"  # chooses files of verl's configuration

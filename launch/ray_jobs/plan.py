@@ -21,7 +21,7 @@ from launch.plan import Job
 from launch.plan import job as jobs
 from launch.plan.dry_run import job as described_job
 from launch.plan.dry_run import job_lines
-from launch.plan.make import attention_problems, extra_problems
+from launch.plan.make import attention_problems
 from launch.recipes import Paths, Recipe, paths_of, resolve
 
 EXPANDED = re.compile(r"\$(\w|\{)")  # Ray replaces it by a variable of the node
@@ -59,27 +59,25 @@ def places(recipe: Recipe, model: str | None, data: str | None, out: str | None)
     return paths_of(recipe, model and place(model), os.path.abspath(data or ""), os.path.abspath(out))
 
 
-def make(
-    recipe: Recipe, paths: Paths, run: str, extra: Sequence[str], *, shell: Mapping[str, str], restarts: int = 0
-) -> RayPlan:
-    """Make the plan of a run; `extra` are the user's own settings of verl, `shell` is this process's environment.
+def make(recipe: Recipe, paths: Paths, run: str, *, shell: Mapping[str, str], restarts: int = 0) -> RayPlan:
+    """Make the plan of a run; `shell` is this process's environment.
 
     Raises:
         LaunchError: settings do not fit together; one line for each thing to change.
     """
     resolved = resolve(recipe, paths)
-    overrides = [*resolved.overrides, *extra]
+    overrides = resolved.overrides
     variables = environment(recipe.stack, overrides, resolved.environment, shell)
     expanded = [
         f"{name}={value}: Ray would replace its $ on each node: write the value itself"
         for name, value in without_secrets(variables).items()
         if EXPANDED.search(variables[name])
     ]
-    found = [*extra_problems(recipe, extra), *attention_problems(recipe, overrides), *expanded]
+    found = [*attention_problems(recipe, overrides), *expanded]
     if found:
         raise LaunchError("\n".join(found))
     # each variable counts as the user's, since Ray refuses one that verl's ray.init names too
-    job = jobs.job(run, resolved, extra, [("run", variables)], restarts, paths)
+    job = jobs.job(run, resolved, [("run", variables)], restarts, paths)
     wanted = replace(
         wanted_here(recipe, paths),
         hosts=recipe.nodes,

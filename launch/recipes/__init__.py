@@ -1,15 +1,18 @@
-"""Recipes: what to train, on how many devices, at which precisions; from configs/recipes/NAME.yaml to verl's overrides.
+"""Recipes as the launcher reads them: composed by Hydra (ascend_quant.recipes), checked, and made verl's command.
 
-recipe = load("qwen3-4b-fp8")
+recipe = load("qwen3-4b-fp8", ["trainer.save_freq=5"])
 resolve(recipe, Paths(model="/models/Qwen3-4B", data="/data", out="/runs/one")).overrides
 
-files.py reads, fields.py says what there is, rules.py (effective.py) what goes together; settings.py makes verl's
-settings of it, verl.py knows its configuration and what its versions differ in, overrides.py writes the command line.
+files.py        loads a recipe, shipped or a user's own; old_names.py translates old names in --set
+fields.py       the view of a recipe that the launcher has; rules.py and effective.py check what goes together
+overrides.py    the command of verl; paths.py its paths, verl.py its values and versions
+command.py      what `recipe show` prints
+stacks.py       the pins of each stack
 """
 
 from launch.recipes.fields import Recipe
 from launch.recipes.files import load, names
 from launch.recipes.overrides import Resolved, resolve
-from launch.recipes.settings import Paths, paths_of
+from launch.recipes.paths import Paths, paths_of
 
 __all__ = ["Paths", "Recipe", "Resolved", "load", "names", "paths_of", "resolve"]

@@ -1,4 +1,4 @@
-"""The output of `recipe list` and `recipe show`: its row, its command line."""
+"""The output of `recipe show`: what a recipe is, and its command line."""
 
 import shlex
 from typing import Any
@@ -6,16 +6,15 @@ from typing import Any
 from launch.environment.variables import override_shown, secret, tree_shown, without_secrets
 from launch.recipes.effective import told
 from launch.recipes.fields import Recipe
-from launch.recipes.files import load, names
 from launch.recipes.overrides import resolve
-from launch.recipes.settings import Paths
+from launch.recipes.paths import Paths
 from launch.recipes.verl import verl_of
 
 COLUMNS = ("recipe", "rollout", "training", "devices", "stack")
 
 
 def row(recipe: Recipe) -> tuple[str, ...]:
-    """Return a recipe as a row of the table; docs/low_precision.md has the same of its recipes."""
+    """Return what tells recipes apart; docs/low_precision.md has a table of it."""
     training = f"FP8 {recipe.fp8.recipe}" if recipe.fp8 else "BF16"
     training += f", QAT {recipe.qat}" if recipe.qat else ""
     training = "exact INT8" if recipe.is_exact else training
@@ -23,11 +22,6 @@ def row(recipe: Recipe) -> tuple[str, ...]:
     rollout = recipe.rollout.scheme
     rollout += f", KV {recipe.rollout.kv_cache}" if recipe.rollout.kv_cache != "auto" else ""
     return recipe.name, rollout, training, devices, recipe.stack
-
-
-def rows() -> list[tuple[str, ...]]:
-    """Return the table's rows of all recipes."""
-    return [row(load(name)) for name in names()]
 
 
 def described(recipe: Recipe, paths: Paths) -> dict[str, Any]:

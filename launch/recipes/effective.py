@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from math import erfc, exp, log, log1p, pi, sqrt
 
 from ascend_quant.integrations.verl.training.effective_sample import LEAST, NAME, metric
+from ascend_quant.recipes.keys import CORRECTION
 from launch.recipes.fields import Recipe
 
 FAR = -30.0  # standard deviations, below which erfc is near the end of float64
@@ -53,15 +54,15 @@ def correction_problems(recipe: Recipe) -> Iterator[str]:
         return
     if correction.bypass and correction.batch_normalize:
         yield (
-            "correction.batch_normalize: true with bypass: verl averages the weights over each micro-batch, so a "
-            "sequence that is alone in one gets the weight 1, and over all ranks, of which those of other pipeline "
-            "stages never answer. Set one of the two to false"
+            f"{CORRECTION}.rollout_is_batch_normalize: true with bypass: verl averages the weights over each "
+            "micro-batch, so a sequence that is alone in one gets the weight 1, and over all ranks, of which those of "
+            "other pipeline stages never answer. Set one of the two to false"
         )
     tokens = recipe.rollout.max_response_length
     if correction.level == "sequence" and (share := effective_share(tokens, KL, correction.threshold)) < LEAST:
         yield (
-            f"correction.level: sequence with responses of {tokens} tokens: at a KL of {KL:.3g} per token the weights "
-            f"leave {share:.2f} of the batch; it should be at least {LEAST}. Use token"
+            f"{CORRECTION}.rollout_is: sequence with responses of {tokens} tokens: at a KL of {KL:.3g} per token the "
+            f"weights leave {share:.2f} of the batch; it should be at least {LEAST}. Use token"
         )
 
 

@@ -1,18 +1,33 @@
-"""The fields of a recipe file, with types and valid values. rules.py checks combinations."""
+"""The launcher's view of a composed recipe: its `recipe` node, and the settings of verl that matter to a whole run.
 
+Each field names its setting of verl; rules.py checks combinations. Everything else of a recipe is verl's own, in
+`Recipe.verl`.
+"""
+
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field
 
 from ascend_quant.integrations.verl import EXACT
+from ascend_quant.recipes import leaves
+from ascend_quant.recipes.keys import (
+    ACTOR,
+    CORRECTION,
+    DATA_PARALLEL,
+    MEGATRON,
+    OURS,
+    QUANTIZATION,
+    ROLLOUT,
+    TRANSFORMER,
+)
+from ascend_quant.recipes.node import Count, Fields, Node, Said
 from ascend_quant.schemes import UnknownScheme, get_scheme
-from launch import ROOT
 from launch.environment import variables
 
-Stack = Literal["cpu", "ascend-cann8.5", "ascend-cann9.1", "cuda13"]
-Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 SchemeName = Annotated[str, AfterValidator(lambda name: get_scheme(name).name)]
+APART = {"trainer.v1.trainer_mode": "separate_async"}
 
 
 def _trained_for(name: str) -> str:
@@ -22,50 +37,21 @@ def _trained_for(name: str) -> str:
         raise ValueError(f"{error}; or {EXACT}") from error
 
 
-def _files(value: dict[str, str]) -> dict[str, str]:
-    for file in value.values():
-        if not (ROOT / file).is_file():
-            raise ValueError(f"{file} is not an absolute path, and is neither beside the recipe nor in this repository")
-    return value
-
-
-Said = Annotated[str, Field(min_length=1)]
-Files = Annotated[dict[str, str], AfterValidator(_files)]
 Variables = Annotated[dict[str, str], AfterValidator(variables.checked)]
 
 
-class Fields(BaseModel):
-    """Base of a recipe's parts: no unknown key, no conversion of values, immutable."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class Model(Fields):
-    """Fields of the model.
-
-    Attributes:
-        hub: its id on the hub; a run may name a folder instead.
-        folder: its folder under the data folder, if `run.sh data` creates it; hub is then unset.
-        experts: whether it is a mixture of experts, which not every engine supports in graphs.
-    """
-
-    hub: Said | None = None
-    folder: Said | None = None
-    experts: bool = False
-
-    @model_validator(mode="after")
-    def _is_somewhere(self) -> "Model":
-        if (self.hub is None) == (self.folder is None):
-            raise ValueError("set hub, or folder if run.sh data creates it")
-        return self
-
-    @property
-    def place(self) -> str:
-        """Model id on the hub, or the model's folder under the data folder."""
-        return self.hub or self.folder
+def of(key: str, default: Any = ...) -> Any:
+    """Return a field that is read from a setting of verl."""
+    return Field(default, validation_alias=key)
 
 
-class Rollout(Fields):
+class Settings(Fields):
+    """Base of fields that are read from settings of verl, by their dotted keys; others are left alone."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Rollout(Settings):
     """Fields of the rollout engine: vLLM with weights that are re-quantized in place at every step.
 
     Attributes:
@@ -77,72 +63,43 @@ class Rollout(Fields):
             engines, only what has changed since the last weight sync, pre-quantized if `scheme` has one scale per row.
         tensor_parallel: devices of a replica.
         expert_parallel: 1, or `tensor_parallel`, in which case each device has whole experts.
-        apart: devices of each node that only the engine uses, while the others train (verl's `separate_async`); 0:
-            engine and trainer take turns on all devices.
-        gpu_memory_utilization: fraction of a device's memory that the engine uses.
+        apart: devices of each node that only the engine uses, while the others train; 0: engine and trainer take turns
+            on all devices.
         max_prompt_length, max_response_length: tokens.
         n: samples of a prompt.
     """
 
-    scheme: SchemeName
-    ignore: list[Said] = []
-    kv_cache: Literal["auto", "int8", "fp8"] = "auto"
-    send: Literal["bf16", "int8", "fp8", "delta"] = "bf16"
-    tensor_parallel: Count
-    expert_parallel: Count = 1
-    apart: Annotated[int, Field(ge=0)] = 0
-    gpu_memory_utilization: Share
-    max_prompt_length: Count
-    max_response_length: Count
-    n: Annotated[int, Field(ge=2)]
+    scheme: SchemeName = of(f"{QUANTIZATION}.scheme", "bf16")
+    ignore: list[Said] = of(f"{QUANTIZATION}.ignore", [])
+    kv_cache: Literal["auto", "int8", "fp8"] = of(f"{QUANTIZATION}.kv_cache", "auto")
+    send: Literal["bf16", "int8", "fp8", "delta"] = of(f"{OURS}.send", "bf16")
+    tensor_parallel: Count = of(f"{ROLLOUT}.tensor_model_parallel_size")
+    expert_parallel: Count = of(f"{ROLLOUT}.expert_parallel_size", 1)
+    apart: Annotated[int, Field(ge=0)] = of(f"{ROLLOUT}.n_gpus_per_node", 0)
+    gpu_memory_utilization: Share = of(f"{ROLLOUT}.gpu_memory_utilization")
+    max_prompt_length: Count = of("data.max_prompt_length")
+    max_response_length: Count = of("data.max_response_length")
+    n: Annotated[int, Field(ge=2)] = of(f"{ROLLOUT}.n")
 
 
-class Fp8(Fields):
-    """Fields of FP8 training by TransformerEngine: slime's --fp8-format, --fp8-recipe and --fp8-param-gather."""
+class Fp8(Settings):
+    """Fields of FP8 training by TransformerEngine, through Megatron's TransformerConfig and DDP config."""
 
-    format: Literal["e4m3", "hybrid"] = "e4m3"
-    recipe: Literal["blockwise", "tensorwise", "delayed"] = "blockwise"
-    param_gather: bool = False
-
-
-class Parallel(Fields):
-    """Fields of Megatron's tensor, pipeline, context and expert parallelism: the devices that share each.
-
-    `last_stage_layers` is needed if the layers cannot be split evenly over the stages.
-    """
-
-    tensor: Count = 1
-    pipeline: Count = 1
-    context: Count = 1
-    expert: Count = 1
-    last_stage_layers: Count | None = None
+    format: Literal["e4m3", "hybrid"] = of(f"{TRANSFORMER}.fp8")
+    recipe: Literal["blockwise", "tensorwise", "delayed"] = of(f"{TRANSFORMER}.fp8_recipe", "blockwise")
+    param_gather: bool = of(f"{DATA_PARALLEL}.fp8_param_gather", False)
 
 
-class Training(Fields):
-    """Fields of the trainer.
+class Parallel(Settings):
+    """Fields of Megatron's tensor, pipeline, context and expert parallelism: the devices that share each."""
 
-    Attributes:
-        precision: precision of the GEMMs; fp8 uses the settings in `fp8`, or their defaults.
-        cpu_adam: keep and step the optimizer states on the host; Megatron only.
-        offload: move weights and optimizer states to the host while the engine generates.
-        reference_offload: also move the weights of the reference model, which a KL loss needs.
-        parallel: Megatron only.
-        sequence_parallel: devices that share a sequence (Ulysses); FSDP2 only.
-        routing_replay: in a mixture of experts, route each token to the experts that the engine chose for it (verl's
-            R3); Megatron only.
-    """
-
-    precision: Literal["bf16", "fp8"] = "bf16"
-    fp8: Fp8 | None = None
-    cpu_adam: bool = False
-    offload: bool = False
-    reference_offload: bool = False
-    parallel: Parallel | None = None
-    sequence_parallel: Count = 1
-    routing_replay: bool = False
+    tensor: Count = of(f"{MEGATRON}.tensor_model_parallel_size", 1)
+    pipeline: Count = of(f"{MEGATRON}.pipeline_model_parallel_size", 1)
+    context: Count = of(f"{MEGATRON}.context_parallel_size", 1)
+    expert: Count = of(f"{MEGATRON}.expert_model_parallel_size", 1)
 
 
-class Correction(Fields):
+class Correction(Settings):
     """Truncated importance sampling (TIS): importance weights between the rollout's policy and the trainer's.
 
     Attributes:
@@ -153,56 +110,51 @@ class Correction(Fields):
             the plain policy gradient instead of PPO's clipped loss.
     """
 
-    level: Literal["token", "sequence"]
-    threshold: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
-    batch_normalize: bool = False
-    bypass: bool = False
+    level: Literal["token", "sequence"] = of(f"{CORRECTION}.rollout_is")
+    threshold: Annotated[float, Field(gt=0, allow_inf_nan=False)] = of(f"{CORRECTION}.rollout_is_threshold", 2.0)
+    batch_normalize: bool = of(f"{CORRECTION}.rollout_is_batch_normalize", False)
+    bypass: bool = of(f"{CORRECTION}.bypass_mode", False)
 
 
-class Data(Fields):
-    """Fields of the data: files, as absolute paths or in the data folder, and their name in `run.sh data`, if any."""
-
-    name: Said | None = None
-    train: Said
-    validation: Said
-
-
-class Memory(Fields):
-    """Memory that the run needs, in GiB: of each device, and of each host."""
-
-    device: Count
-    host: Count
-
-
-class Recipe(Fields):
-    """Fields of a whole recipe.
+class Recipe(Node):
+    """Fields of a whole recipe: those of its `recipe` node, and what verl's settings mean.
 
     Attributes:
+        training_devices: of each node.
         qat: the scheme by which the trainer's forward pass is fake-quantized, which must be the rollout's; with
             int8_exact the whole forward pass equals an int8 engine's bit for bit.
-        correction: unset if `qat` is int8_exact, since both policies are then equal.
-        files: files for the job's working directory: the name there, and the file's absolute path, or its path beside
-            the recipe or in this repository.
+        correction: None if `qat` is int8_exact, since both policies are then equal.
+        sequence_parallel: devices that share a sequence (Ulysses); FSDP2 only.
+        parallel, fp8: Megatron only.
         environment: variables for every process, which override those of the stack.
-        verl: a tree of verl's own settings; settings that belong to a field above are refused.
+        verl: the tree of all of verl's settings that the recipe makes.
+        extra: the user's own settings of verl, as overrides of Hydra, which win.
     """
 
-    name: str
-    summary: str
-    model: Model
-    stack: Stack
-    nodes: Count
-    devices_per_node: Count
-    backend: Literal["fsdp2", "megatron"]
+    model_config = ConfigDict(extra="ignore")
+
+    nodes: Count = of("trainer.nnodes")
+    training_devices: Count = of("trainer.n_gpus_per_node")
+    engine: Literal["dp", "megatron"] = of("model_engine")
     rollout: Rollout
-    training: Training = Training()
-    qat: Annotated[str, AfterValidator(_trained_for)] | None = None
+    qat: Annotated[str, AfterValidator(_trained_for)] | None = of(f"{OURS}.qat", None)
     correction: Correction | None = None
-    data: Data
-    memory: Memory
-    files: Files = {}
-    environment: Variables = {}
-    verl: dict[str, Any] = {}
+    sequence_parallel: Count = of(f"{ACTOR}.ulysses_sequence_parallel_size", 1)
+    parallel: Parallel | None = None
+    fp8: Fp8 | None = None
+    environment: Variables = Field(default={})
+    verl: dict[str, Any] = Field(default={})
+    extra: tuple[str, ...] = Field((), exclude=True)
+
+    @property
+    def backend(self) -> Literal["fsdp2", "megatron"]:
+        """The trainer's backend."""
+        return "megatron" if self.engine == "megatron" else "fsdp2"
+
+    @property
+    def devices_per_node(self) -> int:
+        """Number of devices of each node, those included that only the engine uses."""
+        return self.training_devices + self.rollout.apart
 
     @property
     def devices(self) -> int:
@@ -220,6 +172,29 @@ class Recipe(Fields):
         return "int8" if self.is_exact else self.qat
 
     @property
-    def fp8(self) -> Fp8 | None:
-        """Settings of FP8 training; None if the precision is another."""
-        return (self.training.fp8 or Fp8()) if self.training.precision == "fp8" else None
+    def uses_plugin(self) -> bool:
+        """True if our plugin builds the engine; on NPUs BF16 is vllm-ascend's own, as we serve no BF16 experts."""
+        return self.setting(f"{QUANTIZATION}.quant_method") == "ascend_quant"
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """Return the value of a setting of verl that the recipe makes, or else the default."""
+        return dict(leaves(self.verl)).get(key, default)
+
+
+def given(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `Recipe` is validated from: a composed recipe, as its node and its settings by dotted keys."""
+    node, verl = tree["recipe"], {key: value for key, value in tree.items() if key != "recipe"}
+    settings = dict(leaves(verl))
+    apart = all(settings.get(key) == value for key, value in APART.items())
+    if not apart:
+        settings.pop(f"{ROLLOUT}.n_gpus_per_node", None)
+    megatron = settings.get("model_engine") == "megatron"
+    return {
+        **node,
+        **settings,
+        "rollout": settings,
+        "correction": settings if settings.get(f"{CORRECTION}.rollout_is") is not None else None,
+        "parallel": settings if megatron else None,
+        "fp8": settings if settings.get(f"{TRANSFORMER}.fp8") else None,
+        "verl": verl,
+    }

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ascend_quant.recipes.node import Fields
 from launch import ROOT
-from launch.recipes.fields import Fields
 
 FILE = ROOT / "docker" / "stacks.yaml"
 STACK_VARIABLE = "ASCEND_QUANT_STACK"  # set by our images

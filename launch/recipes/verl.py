@@ -5,33 +5,17 @@
 | ascend-cann8.5 | 0.8.0.dev, commit bcb638649a50 (April 2026) | 0.10.1   |
 | all others     | 0.9.1                                       | 0.23     |
 
-Both versions read the same configuration tree, and both leave the same two things to the caller, which `settings.py`
-says to both: that log-probabilities of the rollout are kept, and, in bypass mode, the actor's loss. Both have settings
+Both versions read the same configuration tree. Both have settings
 that they read nowhere: who sets one gets no error and no effect. Those of them that training scripts set are here, with
 the settings that are read in their place, if any; tests/engine/verl_reads.py found them.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ascend_quant.integrations.vllm_ascend import RANKS_FOR_GRAPHS_0_10
+from ascend_quant.recipes.keys import ACTOR, MODEL, REFERENCE, ROLLOUT
 from launch import LaunchError
-
-# The parts of verl's tree that several files use, by their dotted keys.
-MODEL = "actor_rollout_ref.model"
-ACTOR = "actor_rollout_ref.actor"
-POLICY_LOSS = f"{ACTOR}.policy_loss"
-TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
-DATA_PARALLEL = f"{ACTOR}.megatron.override_ddp_config"
-OPTIMIZER = f"{ACTOR}.optim.override_optimizer_config"
-REFERENCE = "actor_rollout_ref.ref"
-ROLLOUT = "actor_rollout_ref.rollout"
-VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
-CORRECTION = "algorithm.rollout_correction"
-EAGER = f"{ROLLOUT}.enforce_eager"  # false unless it is given
-ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"
 
 PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
 WORDS = ("null", "true", "false", "nan", "inf")  # hydra's, in any case
@@ -48,17 +32,8 @@ UNREAD = {  # by both; and what is read in their place
 }
 
 
-def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Flatten a tree: {"a": {"b": 1}} -> ("a.b", 1). An empty mapping is a value."""
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def text(value: Any) -> str:
-    """Format a value as hydra reads it: a list, a string, a number, true, false or null.
+    """Format a value as hydra reads it: a list, a mapping, a string, a number, true, false or null.
 
     Raises:
         LaunchError: another kind of value, as YAML's dates are.
@@ -73,8 +48,8 @@ def text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
-    if value == {}:
-        return "{}"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{text(one)}' for key, one in value.items())}}}"
     raise LaunchError(f"{str(value)[:80]!r} ({type(value).__name__}) cannot be written on a command line")
 
 
@@ -92,20 +67,12 @@ class Verl:
     Attributes:
         name: for people.
         main: the module that starts a run. Ours logs every refit and proves what was sent; it needs verl's trainer v1.
-        names_quantization: whether the engine's command line takes our quantization by its name. vLLM 0.10.1's knows
-            its own names alone, and finds ours in `hf_overrides`, where a checkpoint's config would have it.
-        worker: what vLLM is told to mix into its workers, where the entry is not ours and so does not choose it. It
-            sends no digests, so that none are waited for.
-        ranks_for_graphs: among how many its vLLM must share experts, to serve them in captured graphs.
         absent: parts of the newer version's tree that this one lacks, and what they are for.
         unread: settings of its tree that its sources read nowhere, and those that are read in their place.
     """
 
     name: str
     main: str
-    names_quantization: bool
-    worker: str | None = None
-    ranks_for_graphs: int = 1
     absent: dict[str, str] = field(default_factory=dict)
     unread: dict[str, tuple[str, ...]] = field(default_factory=lambda: UNREAD)
 
@@ -114,13 +81,10 @@ class Verl:
         return next((part for part in self.absent if key == part or key.startswith(f"{part}.")), None)
 
 
-RELEASE = Verl("0.9.1", main="ascend_quant.integrations.verl.main_ppo", names_quantization=True)
+RELEASE = Verl("0.9.1", main="ascend_quant.integrations.verl.main_ppo")
 COMMIT = Verl(
     "0.8.0.dev (commit bcb638649a50)",
     main="verl.trainer.main_ppo",
-    names_quantization=False,
-    worker="ascend_quant.integrations.verl.receiving.worker.UnprovedWorkerExtension",
-    ranks_for_graphs=RANKS_FOR_GRAPHS_0_10,
     absent={"algorithm.filter_groups": "dynamic sampling"},
     unread={
         **UNREAD,

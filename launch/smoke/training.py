@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from ascend_quant.integrations.verl.training.attention_settings import LIBRARY
+from ascend_quant.recipes.keys import ROLLOUT
 from ascend_quant.smoke import SPOILT
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
 from launch import LaunchError
@@ -86,19 +87,22 @@ def command_of(setting: Setting, data: str, out: Path) -> list[str]:
     Engines sleep and capture graphs if they can, as in the recipes for real models.
     """
     libraries = [PLANTED] if setting.devices == "npu" else [LIBRARY, PLANTED]
-    rollout = "verl.actor_rollout_ref.rollout"
     engines = {"enforce_eager": False, "free_cache_engine": True, "enable_sleep_mode": True}
     changes = {
         "stack": setting.stack,
-        "nodes": 1,
-        "verl.trainer.device": setting.device,
-        "verl.trainer.total_training_steps": setting.steps + 1,
-        "verl.trainer.save_freq": -1,
-        "verl.actor_rollout_ref.model.external_lib": json.dumps(libraries),
-        **({f"{rollout}.{name}": value for name, value in engines.items()} if setting.devices != "none" else {}),
+        "trainer.nnodes": 1,
+        "trainer.device": setting.device,
+        "trainer.total_training_steps": setting.steps + 1,
+        "trainer.save_freq": -1,
+        "actor_rollout_ref.model.external_lib": json.dumps(libraries),
+        **(
+            {f"{ROLLOUT}.{name}": str(value).lower() for name, value in engines.items()}
+            if setting.devices != "none"
+            else {}
+        ),
     }
     command = [*LAUNCH, "train", RECIPE, "--data", data, "--out", str(out)]
-    return command + [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    return [*command, "--", *(f"{key}={value}" for key, value in changes.items())]
 
 
 def judged(setting: Setting, ended: Ended, metrics: Path) -> Result:

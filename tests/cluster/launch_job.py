@@ -17,7 +17,7 @@ from launch.recipes import Paths, load
 
 def plan_of(inventory: inventories.Inventory, job: Path, out: str) -> Plan:
     """The plan of the recipe, on all hosts of the inventory, with another job, which needs no model and no data."""
-    recipe = load("addition-int8", changes={"nodes": str(len(inventory.hosts))})
+    recipe = load("addition-int8", [f"trainer.nnodes={len(inventory.hosts)}"])
     plan = make(recipe, inventory, Paths(out, out, out), new_run(), locals_of(inventory), shell=os.environ)
     nodes = [replace(node, model=None, needs=[]) for node in plan.nodes]
     nodes[0] = replace(nodes[0], job=replace(nodes[0].job, entrypoint=[job.name], files={job.name: job.read_text()}))

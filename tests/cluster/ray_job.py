@@ -16,8 +16,8 @@ from launch.recipes import Paths, load
 
 
 def main(address: str, file: str, out: str, restarts: str, *words: str) -> int:
-    recipe = load("addition-int8", changes={"nodes": "3"})
-    plan = make(recipe, Paths(out, out, out), new_run(), [], shell=os.environ, restarts=int(restarts))
+    recipe = load("addition-int8", ["trainer.nnodes=3"])
+    plan = make(recipe, Paths(out, out, out), new_run(), shell=os.environ, restarts=int(restarts))
     added = plan.job.entrypoint[-1:] if int(restarts) else []
     entrypoint = ["job.py", f"{out}/STAY", *words, *added]
     job = replace(plan.job, entrypoint=entrypoint, files={"job.py": Path(file).read_text()})

@@ -122,7 +122,7 @@ class Slurm:
 def slurm(hosts: list[Host], tmp_path: Path) -> Iterator[Slurm]:
     if not (on_path("slurmctld") and on_path("munged")):
         install(["slurm-wlm", "munge"])
-    shown = [PYTHON, "-m", "launch", "recipe", "show", RECIPE, "--set", "nodes=2", "--as", "slurm"]
+    shown = [PYTHON, "-m", "launch", "recipe", "show", RECIPE, "--set", "trainer.nnodes=2", "--as", "slurm"]
     paths = ["--model", "/work/model", "--data", "/work/data", "--out", "/work/out"]
     (tmp_path / "job.sbatch").write_text(hosts[0].run([*shown, *paths], PYTHONPATH=str(PROJECT)))
     verl = tmp_path / "ascend_quant" / "integrations" / "verl"

@@ -61,7 +61,7 @@ def test_replicas_on_two_hosts_and_a_restart_after_one_has_died(hosts, launches:
     head, worker, _ = hosts
     reward = {"reward.custom_reward_function.path": trained / "addition" / "reward.py"}
     settings = [f"{name}={value}" for name, value in {**OVERRIDES, **reward}.items()]
-    options = ["--set", "rollout.n=4", "--data", trained, "--restart", "1"]
+    options = ["--set", "actor_rollout_ref.rollout.n=4", "--data", trained, "--restart", "1"]
     run = launches.train(head, "addition-int8", *options, "--", *settings)
     run.wait_for(r"step:1 ", FIRST_STEP_SECONDS)
     saved = wait_for_checkpoint(launches.out, 60)

@@ -14,18 +14,17 @@ import torch
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
-from ascend_quant.integrations.verl import main_ppo, settings
+from ascend_quant.integrations.verl import main_ppo, recipe_config, settings
 from ascend_quant.integrations.verl.training import attention_settings, qat
+from ascend_quant.recipes import keys, leaves
+from ascend_quant.recipes.keys import DATA_PARALLEL, OPEN, OPTIMIZER, ROLLOUT, TRANSFORMER
 from launch.recipes import Paths, Recipe, load, names, resolve
-from launch.recipes.overrides import OPEN
-from launch.recipes.settings import uses_plugin
-from launch.recipes.verl import DATA_PARALLEL, OPTIMIZER, TRANSFORMER
 
 PATHS = Paths("/models/one", "/data", "/runs/one")
 # With these Megatron-core asks for TransformerEngine's version, and there is none here: their names alone are checked.
 ASKS_TRANSFORMER_ENGINE = {"fp8", "fp8_recipe", "fp8_param", "moe_permute_fusion", "use_precision_aware_optimizer"}
 MINDSPEED = {"use_flash_attn"}  # which adds its settings to Megatron-core's classes
-SERVED = [name for name in names() if uses_plugin(load(name))]
+SERVED = [name for name in names() if load(name).uses_plugin]
 MEGATRON = [name for name in names() if load(name).backend == "megatron"]
 NOT_IN_ANY_DEFAULT = (
     "actor_rollout_ref.actor.policy_loss.rollout_correction",
@@ -44,6 +43,27 @@ def composed(overrides: list[str]) -> DictConfig:
 def of(name: str) -> DictConfig:
     """A recipe's."""
     return composed(list(resolve(load(name), PATHS).overrides))
+
+
+def through_hydra(name: str) -> DictConfig:
+    """verl's configuration with +recipe=NAME, as our main composes it."""
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", overrides=[f"+recipe={name}"])
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_launchers_command_is_what_hydra_composes_of_the_recipe(name: str):
+    """Two ways to verl's whole configuration: the recipe as a config group of verl's own, and the launcher's overrides,
+    which name nothing of ours. They differ in nothing, and what the recipe adds to verl's keys is known to be open.
+    """
+    recipe = load(name)
+    paths = Paths(recipe.setting("actor_rollout_ref.model.path"), recipe.data.folder, recipe.out)
+    ours = OmegaConf.to_container(through_hydra(name), resolve=False)
+    recipe_config.register()
+    assert keys.unknown(ours, OmegaConf.to_container(composed([f"model_engine={recipe.engine}"]), resolve=False)) == []
+    made = dict(leaves(OmegaConf.to_container(through_hydra(name), resolve=True)))
+    launched = dict(leaves(OmegaConf.to_container(composed(list(resolve(recipe, paths).overrides)), resolve=True)))
+    assert {key: value for key, value in made.items() if not key.startswith("recipe.")} == launched
 
 
 def validated(config: DictConfig) -> None:
@@ -96,7 +116,7 @@ def whole_sequence_fits(config: DictConfig) -> bool:
 @pytest.mark.parametrize("name", ["qwen2.5-7b-int8-gsm8k-h100", "qwen2.5-7b-int8-gsm8k-a2"])
 def test_verl_takes_a_recipe_whose_engines_have_devices_of_their_own(name: str, monkeypatch):
     """And its trainer's own condition, which it checks when it is made."""
-    recipe = load(name, changes={"rollout.apart": "4"})
+    recipe = load(name, ["placement=apart", "trainer.n_gpus_per_node=4", f"{ROLLOUT}.n_gpus_per_node=4"])
     config = composed(list(resolve(recipe, PATHS).overrides))
     validated(config)
     monkeypatch.setattr("ascend_quant.integrations.verl.settings.os.path.exists", lambda path: True)
@@ -124,7 +144,7 @@ def test_routes_are_returned_where_they_are_replayed(name: str):
     """What verl's Megatron engine and its rollout are given, not what was written."""
     from verl.utils.config import omega_conf_to_dataclass
 
-    config, replays = of(name), load(name).training.routing_replay
+    config, replays = of(name), load(name).setting(f"{ROLLOUT}.enable_rollout_routing_replay", False)
     actor, rollout = (omega_conf_to_dataclass(config.actor_rollout_ref[part]) for part in ("actor", "rollout"))
     assert actor.engine.router_replay.mode == ("R3" if replays else "disabled")
     assert rollout.enable_rollout_routing_replay is replays
@@ -155,16 +175,8 @@ def test_the_open_mappings_are_verls():
             if found is not None:
                 break
         assert found is not None, mapping
-        keys = {key for key, _ in _leaves(OmegaConf.to_container(found, resolve=False))}
-        assert keys == set(present), mapping
-
-
-def _leaves(tree: dict[str, Any], prefix: str = ""):
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
+        here = {key for key, value in leaves(OmegaConf.to_container(found, resolve=False)) if value != {}}
+        assert here == set(present), mapping
 
 
 def test_the_environment_reaches_rays_workers(monkeypatch):

@@ -8,12 +8,12 @@ from omegaconf import OmegaConf
 from test_recipes_verl import PATHS, composed, of
 from verl_reads import Key, read
 
+from ascend_quant.recipes import leaves
+from ascend_quant.recipes.keys import ACTOR, OPEN, REFERENCE, UNLISTED
+from launch.demo.training import load_recipe
 from launch.recipes import load, names, resolve
-from launch.recipes.files import DEMOS, FOLDER
-from launch.recipes.files import read as read_recipe
-from launch.recipes.overrides import OPEN, UNLISTED
-from launch.recipes.settings import COMPILE
-from launch.recipes.verl import RELEASE, leaves
+from launch.recipes.files import DEMOS
+from launch.recipes.verl import RELEASE
 
 SOURCES = Path(verl.__file__).parent
 FSDP2 = ("addition-int8", "qwen2.5-7b-int8-gsm8k-a2", "qwen3-30b-a3b-int8-grpo-h200")
@@ -49,7 +49,7 @@ def test_nobody_reads_what_the_table_has():
 def test_every_setting_is_read():
     """Those of recipes, of the demo and of the study."""
     _, known = settings()
-    of_demos = {name: [key for key, _ in leaves(read_recipe(FOLDER / f"{name}.yaml")["verl"])] for name in DEMOS}
+    of_demos = {name: [key for key, _ in leaves(load_recipe(name))] for name in DEMOS}
     of_recipes = {name: resolve(load(name), PATHS).overrides for name in names()}
     for name, given in {**of_recipes, **of_demos}.items():
         keys = [line.partition("=")[0].lstrip("+") for line in given]
@@ -65,4 +65,6 @@ def test_the_trainer_compiles_nothing():
         config = of(name)
         assert omega_conf_to_dataclass(config.actor_rollout_ref.actor).engine.use_torch_compile is False, name
         assert config.actor_rollout_ref.ref.fsdp_config.use_torch_compile is False, name
-        assert [OmegaConf.select(config, key) for key in COMPILE] == [False, False], name
+        assert [OmegaConf.select(config, f"{part}.fsdp_config.use_torch_compile") for part in (ACTOR, REFERENCE)] == [
+            False
+        ] * 2, name

@@ -21,28 +21,29 @@ GPUS = 1 if ON_CPU else torch.cuda.device_count()
 SECONDS = 840  # below pytest's limit
 PROMPT, ANSWER, PROMPTS = 16, 32, 4
 SMALL = {  # what a recipe's step is cut to
-    "rollout.gpu_memory_utilization": 0.1,
-    "rollout.n": 8,  # half of the answers are right by chance: of so many never all or none
-    "verl.data.train_batch_size": PROMPTS,
-    "verl.actor_rollout_ref.actor.ppo_mini_batch_size": PROMPTS,
-    "verl.trainer.total_epochs": 1,
-    "verl.actor_rollout_ref.rollout.agent": "{num_workers: 1}",  # each of these is a process to start
-    "verl.reward.num_workers": 1,
-    "verl.transfer_queue.backend": "{SimpleStorage: {num_data_storage_units: 1}}",
-    "verl.data.dataloader_num_workers": 0,
-    "verl.actor_rollout_ref.actor.optim.lr_warmup_steps": 0,  # megatron-core refuses one as long as the run
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.1,
+    "actor_rollout_ref.rollout.n": 8,  # half of the answers are right by chance: of so many never all or none
+    "data.train_batch_size": PROMPTS,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": PROMPTS,
+    "trainer.total_epochs": 1,
+    "actor_rollout_ref.rollout.agent": "{num_workers: 1}",  # each of these is a process to start
+    "reward.num_workers": 1,
+    "transfer_queue.backend": "{SimpleStorage: {num_data_storage_units: 1}}",
+    "data.dataloader_num_workers": 0,
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": 0,  # megatron-core refuses one as long as the run
 }
-ON_A_GPU = {"verl.actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes": 1 << 30}  # others may use it too
+ON_A_GPU = {"actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes": 1 << 30}  # others may use it too
 ON_A_CPU = {
     "stack": "cpu",
-    "training.offload": "false",  # FSDP pins what waits on the host, for which it asks a GPU
-    "verl.actor_rollout_ref.actor.use_kl_loss": "false",  # and a reference model always waits there
-    "verl.trainer.device": "cpu",
-    "verl.actor_rollout_ref.model.external_lib": LIBRARY,  # as the stack cuda13 sets it
-    "verl.actor_rollout_ref.model.override_config": f"{{attn_implementation: {PACKED}}}",
-    "verl.actor_rollout_ref.rollout.enforce_eager": "true",
-    "verl.actor_rollout_ref.rollout.free_cache_engine": "false",
-    "verl.actor_rollout_ref.rollout.enable_sleep_mode": "false",
+    "actor_rollout_ref.actor.fsdp_config.param_offload": "false",  # FSDP pins what waits on the host: it asks a GPU
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload": "false",
+    "actor_rollout_ref.actor.use_kl_loss": "false",  # and a reference model always waits there
+    "trainer.device": "cpu",
+    "actor_rollout_ref.model.external_lib": LIBRARY,  # as the stack cuda13 sets it
+    "actor_rollout_ref.model.override_config": f"{{attn_implementation: {PACKED}}}",
+    "actor_rollout_ref.rollout.enforce_eager": "true",
+    "actor_rollout_ref.rollout.free_cache_engine": "false",
+    "actor_rollout_ref.rollout.enable_sleep_mode": "false",
 }
 SHAPE = {
     "vocab_size": 512,

@@ -64,7 +64,7 @@ def test_containers_train(docker: Engine, cpu: str, network: str, shared: Path):
     """Each runs the same verb, finds its role from its own address, and has a rank and an INT8 replica."""
     inventory(shared, ADDRESSES, shared=["/work"])
     verb = ["train", "addition-int8", "--cluster", "/work/cluster.yaml", "--on-this-node"]
-    verb += ["--set", f"nodes={len(ADDRESSES)}", "--set", f"rollout.n={SAMPLES}"]
+    verb += ["--set", f"trainer.nnodes={len(ADDRESSES)}", "--set", f"actor_rollout_ref.rollout.n={SAMPLES}"]
     verb += [
         "--data",
         "/work/data",

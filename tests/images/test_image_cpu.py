@@ -157,7 +157,7 @@ def test_a_changed_project_file_is_a_small_layer(docker, stand_in_base, docker_f
     """
     tree = cpu_image.tree(tmp_path / "tree")
     before = cpu_image.build(docker, stand_in_base, docker_folder, name="ascend-quant:test-before", root=tree)
-    for file in ("launch/commands/train.py", "ascend_quant/schemes/registry.py", "configs/recipes/demo.yaml"):
+    for file in ("launch/commands/train.py", "ascend_quant/schemes/registry.py", "configs/demo/demo.yaml"):
         (tree / file).write_text((tree / file).read_text() + "\n# another line\n")
     name = "ascend-quant:test-changed"
     cpu_image.build(docker, stand_in_base, docker_folder, name=name, root=tree)

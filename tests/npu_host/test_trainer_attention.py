@@ -1,4 +1,4 @@
-"""The trainer's attention on an Ascend stack, as the recipe that `smoke` trains asks transformers for it.
+"""The trainer's attention on an Ascend stack: verl's default, which no recipe for NPUs changes.
 
 verl hands the settings to transformers, whose flash_attention_2 calls torch_npu's npu_fusion_attention on NPUs. Its
 arguments are here those of the real operator, and the arithmetic is PyTorch's.
@@ -11,13 +11,10 @@ import pytest
 import torch
 from transformers.integrations import npu_flash_attention
 
-from ascend_quant.integrations.verl.training.attention_settings import FLASH, NAME_KEY
+from ascend_quant.integrations.verl.training.attention_settings import FLASH
 from launch.demo.task import TINY_ON_NPUS, build_model
-from launch.plan.job import last_value
-from launch.recipes import Paths, load, resolve
 from npu_host import reference
 
-SMOKE = {"stack": "ascend-cann9.1", "nodes": "1", "verl.trainer.device": "npu"}
 SERVED_HEADS = (64, 128, 192)  # of packed sequences, by CANN's inference operator, which then serves the same model
 LENGTHS = (5, 3)
 TOKENS = torch.arange(3, 3 + sum(LENGTHS))
@@ -40,16 +37,11 @@ def fused(*args, **kwargs):
     return (torch.cat(rows, 1).transpose(0, 1).to(a.query.device),)
 
 
-def attention_of(recipe: str) -> str:
-    """What verl asks transformers for."""
-    return last_value(resolve(load(recipe, changes=SMOKE), Paths("/m", "/d", "/o")).overrides, NAME_KEY, FLASH)
-
-
 def test_smokes_recipe_trains_with_torch_npus_attention(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(npu_flash_attention, "npu_fusion_attention", fused)
     start = build_model("qwen2", seed=0, shape=TINY_ON_NPUS).eval()
     model = copy.deepcopy(start).to("npu:0")
-    model.set_attn_implementation(attention_of("addition-int8"))
+    model.set_attn_implementation(FLASH)
     positions = torch.cat([torch.arange(length) for length in LENGTHS])
     with torch.no_grad():
         alone = [start(one.unsqueeze(0)).logits[0] for one in TOKENS.split(LENGTHS)]

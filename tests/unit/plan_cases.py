@@ -30,15 +30,14 @@ def plan(
     shell: Mapping[str, str] | None = None,
     restarts: int = 0,
     local: Sequence[bool] | None = None,
-    changes: Mapping[str, str] | None = None,
     **paths: str | None,
 ) -> Plan:
     """The plan of a recipe on machines that are elsewhere, unless `local` says otherwise."""
     machines = machines or inventory()
-    chosen = load(recipe, changes=changes or {})
+    chosen = load(recipe, extra)
     local = [False] * len(machines.hosts) if local is None else local
     where = places(chosen, machines, RUN, local[0], **paths)
-    return make(chosen, machines, where, RUN, local, extra, shell=shell or {}, restarts=restarts)
+    return make(chosen, machines, where, RUN, local, shell=shell or {}, restarts=restarts)
 
 
 def inventories_for(name: str) -> list[Inventory]:

@@ -38,8 +38,8 @@ from ascend_quant.advise.roofline import (
 from ascend_quant.commands.app import app
 from benchmarks.measured import rows
 from benchmarks.models import get_model
+from launch import ROOT
 from launch.recipes import Paths, load, names, resolve
-from launch.recipes.files import FOLDER
 
 BF16, INT8, BOTH = ROWS.values()
 KNOWN = {("bf16", "auto"): BF16, ("int8-ours", "auto"): INT8, ("int8-ours", "int8"): BOTH}  # of measured.csv
@@ -302,7 +302,7 @@ def gains_on_npus(page: str) -> set[str]:
 
 def test_pages_claim_no_gain_on_npus_but_what_others_published():
     """FlashRL's two, and SGLang's of experts that are dealt out whole, in BF16."""
-    root, published = FOLDER.parents[1], {"+6.9 %", "-23.0 %", "1.52 times", "1.52 倍"}
+    root, published = ROOT, {"+6.9 %", "-23.0 %", "1.52 times", "1.52 倍"}
     pages = [*root.glob("README*.md"), *root.glob("docs/*.md")]
     assert {figure for page in pages for figure in gains_on_npus(page.read_text())} == published
 
@@ -395,7 +395,7 @@ def test_a_recipe_asks_what_its_command_asks():
     for name in names():
         settings = dict(each.lstrip("+").split("=", 1) for each in resolve(load(name), Paths("m", "d", "o")).overrides)
         rollout = "actor_rollout_ref.rollout"
-        place, workload = read_recipe(FOLDER / f"{name}.yaml")
+        place, workload = read_recipe(name)
         replicas = int(settings["trainer.nnodes"]) * int(settings["trainer.n_gpus_per_node"]) // workload.tp
         flying = int(settings["data.train_batch_size"]) * int(settings[f"{rollout}.n"])
         if settings.get("algorithm.filter_groups.enable") == "true":
@@ -407,28 +407,23 @@ def test_a_recipe_asks_what_its_command_asks():
         assert place == load(name).model.place
 
 
-@pytest.mark.parametrize("text", ["rollout: {n: 8}", "extends: nothing", "- 1", "rollout: [", "rollout: 3\nverl: {}"])
+@pytest.mark.parametrize("text", ["rollout: {n: 8}", "defaults: [nothing]", "- 1", "rollout: [", "recipe: 3"])
 def test_files_that_are_no_recipe(text, tmp_path):
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(AdviceError, match=r"\.yaml"):
-        read_recipe(tmp_path / "a.yaml")
+        read_recipe(str(tmp_path / "a.yaml"))
 
 
-@pytest.mark.parametrize("name", ["own", "qwen2.5-7b-int8-gsm8k-h100"])
-def test_a_recipe_of_the_users_extends_a_shipped_one_as_train_takes_it(tmp_path, name):
+def test_a_recipe_of_the_users_is_laid_over_a_shipped_one_as_train_takes_it(tmp_path):
     shipped = "qwen2.5-7b-int8-gsm8k-h100"
-    own = tmp_path / f"{name}.yaml"
-    own.write_text(f"extends: {shipped}\nname: {name}\nrollout: {{n: 8}}\n")
-    place, workload = read_recipe(own)
-    of, base = read_recipe(FOLDER / f"{shipped}.yaml")
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        f"# @package _global_\ndefaults: [{shipped}, _self_]\nrecipe: {{name: own}}\n"
+        "actor_rollout_ref: {rollout: {n: 8}}\n"
+    )
+    place, workload = read_recipe(str(own))
+    of, base = read_recipe(shipped)
     assert (place, workload) == (of, replace(base, batch=2 * base.batch))
-
-
-def test_recipes_that_extend_each_other_are_named(tmp_path):
-    (tmp_path / "a.yaml").write_text("extends: b")
-    (tmp_path / "b.yaml").write_text("extends: a")
-    with pytest.raises(AdviceError, match=r"a\.yaml"):
-        read_recipe(tmp_path / "a.yaml")
 
 
 def run(*arguments):
@@ -442,10 +437,10 @@ def test_the_command(tmp_path):
     found = json.loads(run(model, "--device", "h200", "--batch", 256, "--json")[1])
     assert status == 0 and text.index("INT8 pays") < text.index("weights") < text.index("Assumed")
     assert f"{found['gains']['int8']:.2f} times" in text and f"{found['rows']['bf16']['tokens_per_second']:.0f}" in text
-    status, text = run(FOLDER / "qwen2.5-7b-int8-gsm8k-h100.yaml", "--device", "H100", "--model", model, "--out", 100)
+    status, text = run("qwen2.5-7b-int8-gsm8k-h100", "--device", "H100", "--model", model, "--out", 100)
     assert status == 0 and has_line_naming(text, "32 sequences", "2048 + 100 tokens", "4 x H100")
     text, pages = run(model, "--device", "H200", "--in", 512, "--out", 8192)[1], ("doctor.md", "doctor.zh.md")
-    for said in ((FOLDER.parents[1] / "docs" / page).read_text() for page in pages):
+    for said in ((ROOT / "docs" / page).read_text() for page in pages):
         assert all(line.rstrip() in said for line in text.splitlines()[1:-3])
     for wrong in (("--tp", 3), ("--batch", 0), ("--memory", 1.5), ("--device", "B200")):
         status, text = run(model, "--device", "A2", *wrong)

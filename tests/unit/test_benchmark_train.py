@@ -13,7 +13,7 @@ from benchmarks.report import Outcome, faults_of
 from benchmarks.sync import Sync
 from benchmarks.train_files import write_model, write_prompts
 from benchmarks.train_reward import compute_score
-from benchmarks.train_run import Arm, as_options, fields_for
+from benchmarks.train_run import Arm, settings_for
 from launch.recipes import Paths, load, resolve
 from launch.system.child import Ended
 
@@ -24,11 +24,10 @@ APART = Sync(RECIPE, "qwen2.5-7b", "int8", 12, 16, 4, 4, send="delta", engines=1
 
 @pytest.mark.parametrize(("name", "devices"), [(RECIPE, 2), ("qwen3-30b-a3b-int8-grpo-h200", 1)])
 def test_recipes_fit_fewer_devices(name, devices):
-    fields = fields_for(load(name), devices, prompt=256, answer=10000)
-    changes = dict(option.split("=", 1) for option in as_options(fields)[1::2])
-    recipe = load(name, changes=changes)  # refuses what does not go together
+    settings = settings_for(load(name), devices, prompt=256, answer=10000)
+    recipe = load(name, [f"{key}={value}" for key, value in settings.items()])  # refuses what does not go together
     assert (recipe.devices, recipe.rollout.tensor_parallel, recipe.rollout.expert_parallel) == (devices, 1, 1)
-    assert recipe.training.sequence_parallel == min(load(name).training.sequence_parallel, devices)
+    assert recipe.sequence_parallel == min(load(name).sequence_parallel, devices)
 
 
 def composed(overrides: list[str]):
@@ -41,11 +40,10 @@ def composed(overrides: list[str]):
 
 
 def test_the_arms_settings_are_verls():
-    arm = replace(ARM, changes=("rollout.n=2",), overrides=("data.train_batch_size=6",))
+    arm = replace(ARM, changes=("actor_rollout_ref.rollout.n=2",), overrides=("data.train_batch_size=6",))
     command = arm.command(Path("/m"), Path("/d"), Path("/o"))
-    where = command.index("--")
-    assert command[where - 1] == "rollout.n=2"
-    config = composed([*resolve(arm.loaded(), Paths("/m", "/d", "/o")).overrides, *command[where + 1 :]])
+    recipe = load(command[command.index("train") + 1], command[command.index("--") + 1 :])
+    config = composed([*resolve(recipe, Paths("/m", "/d", "/o")).overrides])
     rollout = config.actor_rollout_ref.rollout
     assert (rollout.ignore_eos, rollout.n, rollout.tensor_model_parallel_size) == (True, 2, 1)
     assert (config.data.max_prompt_length, config.data.max_response_length) == (256, 4096)
@@ -81,7 +79,7 @@ def test_the_plain_arm_is_verls_own():
     assert wants_refits(composed(resolve(ours.loaded(), Paths("/m", "/d", "/o")).overrides))
     apart = APART.loaded()  # some devices train, the others generate
     assert (apart.devices_per_node, apart.rollout.apart, apart.rollout.send) == (4, 1, "delta")
-    assert apart.training.sequence_parallel <= 3
+    assert apart.sequence_parallel <= 3
 
 
 def test_what_the_training_reads(tmp_path):

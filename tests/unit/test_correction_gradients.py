@@ -24,9 +24,9 @@ pytest.importorskip("verl", reason="the engine is verl's")
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
+from ascend_quant.recipes.keys import ACTOR, CORRECTION, POLICY_LOSS
 from launch.recipes import load, names, paths_of, resolve
 from launch.recipes.fields import Recipe
-from launch.recipes.verl import ACTOR, CORRECTION, POLICY_LOSS
 
 ANSWERS = (3, 17, 6, 2, 11, 4, 9, 14)  # tokens; a mini-batch of four ranks with two each
 CUT = 2.0
@@ -42,8 +42,12 @@ def lines_of(recipe: Recipe) -> tuple[str, ...]:
 
 
 def by_hand(level: str, bypass: int, normalize: int) -> tuple[str, ...]:
-    asked = {"level": level, "bypass": bool(bypass), "batch_normalize": bool(normalize)}
-    return lines_of(load("addition-int8", changes={f"correction.{name}": str(v).lower() for name, v in asked.items()}))
+    asked = {"rollout_is": level, "rollout_is_batch_normalize": str(bool(normalize)).lower()}
+    changes = [
+        f"correction={'bypass' if bypass else 'token'}",
+        *(f"{CORRECTION}.{key}={one}" for key, one in asked.items()),
+    ]
+    return lines_of(load("addition-int8", changes))
 
 
 def corrections() -> dict[tuple[str, ...], str]:

@@ -63,8 +63,8 @@ def test_verbs_and_options_are_those_of_run_sh(words: list[str]):
     understood(words)
     verb, name = words[:2] if len(words) > 1 else (words[0], None)
     if verb == "train":
-        given = dict(words[place + 1].split("=") for place, word in enumerate(words) if word == "--set")
-        recipe = recipes.load(name, changes=given)
+        given = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
+        recipe = recipes.load(name, given + (words[words.index("--") + 1 :] if "--" in words else []))
         assert "--cluster" in words or recipe.nodes == 1
     elif verb == "data":
         assert name in FOLDERS

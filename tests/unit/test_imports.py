@@ -12,6 +12,7 @@ from cluster_cases import node_plan
 from naming import has_line_naming
 from packaging.utils import canonicalize_name
 
+from ascend_quant.recipes.keys import TRANSFORMER
 from launch import LaunchError
 from launch.cluster.inventory import Inventory
 from launch.doctor.examination import wanted_of
@@ -21,7 +22,6 @@ from launch.plan.job import imports
 from launch.plan.make import make
 from launch.recipes import Paths, Recipe, load, names, resolve
 from launch.recipes.stacks import all_pins
-from launch.recipes.verl import TRANSFORMER
 from launch.system.software import Import, has_module, missing, python_path
 
 PATHS = Paths("/models/one", "/data", "/runs/one")
@@ -48,10 +48,10 @@ DISTRIBUTIONS = {
 @cache
 def overrides(name: str, stack: str | None = None, *extra: str) -> tuple[Recipe, list[str]]:
     """A recipe, on its own stack or another, and verl's settings: its own, then the user's."""
-    changes = {"stack": stack} if stack else {}
+    changes = [f"stack={stack}"] if stack else []
     if stack == "ascend-cann8.5":  # whose verl has no dynamic sampling
-        changes["verl.algorithm.filter_groups.enable"] = "false"
-    recipe = load(name, changes=changes)
+        changes.append("algorithm.filter_groups.enable=false")
+    recipe = load(name, changes)
     return recipe, [*resolve(recipe, PATHS).overrides, *extra]
 
 
@@ -68,7 +68,7 @@ def of_stack(stack: str) -> set[str]:
 
 
 def stacks_of(name: str) -> list[str]:
-    """A recipe's stack, and others for the same devices: --set stack=.. takes them."""
+    """A recipe's stack, and others for the same devices: stack=.. takes them."""
     own = overrides(name)[0].stack
     return [stack for stack, pins in all_pins().items() if pins.devices == all_pins()[own].devices]
 

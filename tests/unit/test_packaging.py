@@ -40,6 +40,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path):
     assert found[f"{METADATA}/top_level.txt"].split() == [b"ascend_quant"]
     files = [file for file in (ROOT / "ascend_quant").rglob("*") if file.is_file() and "__pycache__" not in file.parts]
     of_package = {str(file.relative_to(ROOT)): file.read_bytes() for file in files}
+    configs = (ROOT / "configs").rglob("*.yaml")  # behind a symlink
+    of_package |= {f"ascend_quant/{file.relative_to(ROOT)}": file.read_bytes() for file in configs}
     assert {name: text for name, text in found.items() if name.startswith("ascend_quant/")} == of_package
     assert [name for name in of_package if name.endswith(".json")]
 

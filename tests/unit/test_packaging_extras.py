@@ -27,6 +27,7 @@ OF = {
 }
 # Not in the lock, and why.
 ABSENT = {("npu-2.7", name): "the operators' tests need no commands" for name in ("typer", "rich")}
+ABSENT |= {(lock, "hydra-core"): "the tests on hosts compose no recipe" for lock in ("npu-2.7", "npu-host", "npu-0.30")}
 
 
 def wanted(extra: str) -> list[Requirement]:

@@ -85,6 +85,6 @@ def test_a_missing_library_is_one_line_that_says_what_to_install(name: str, tmp_
 
 def test_the_lines_are_for_all_that_the_extra_brings():
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["cli"]
-    modules = {"PyYAML": "yaml"}
+    modules = {"PyYAML": "yaml", "hydra-core": "hydra"}
     assert {modules.get(name, name) for name in (Requirement(text).name for text in extra)} == COMMANDS
     assert not COMMANDS & ENGINE

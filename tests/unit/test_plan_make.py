@@ -62,29 +62,34 @@ def test_so_it_is_with_a_size_set_by_hand(stack: str, key: str):
     """Of verl's settings, in a recipe of one sequence a device; the entry of ascend-cann8.5 is verl's own."""
     model, roles = "actor_rollout_ref.model.override_config.attn_implementation", "actor_rollout_ref"
     shared = f"{roles}.{key.format('sequence_parallel_size')}"
-    given = {"recipe": "qwen2.5-7b-int8-gsm8k-a2", "machines": inventory(stack), "changes": {"stack": stack}}
-    line = said(**given, extra=[f"++{model}=sdpa", f"{shared}=2"])
+    given = {"recipe": "qwen2.5-7b-int8-gsm8k-a2", "machines": inventory(stack)}
+    of, line = [f"stack={stack}"], said(**given, extra=[f"stack={stack}", f"++{model}=sdpa", f"{shared}=2"])
     assert has_line_naming(line, f"{model}=sdpa", "ulysses_sequence_parallel_size=2", "flash_attention_2")
     for fine in ([f"{shared}=2"], [f"++{model}=sdpa", f"{shared}=1"]):
-        plan(**given, extra=fine)
+        plan(**given, extra=[*of, *fine])
 
 
 def test_an_attention_without_a_kernel_for_the_stacks_devices_is_refused():
     """`smoke` trains addition-int8 on whatever is there."""
     name = "actor_rollout_ref.model.override_config.attn_implementation"
     stack, machines = "ascend-cann9.1", inventory(hosts=["192.0.2.11"])
-    on_npus = {"nodes": "1", "stack": stack, "verl.trainer.device": "npu"}
-    job = plan("addition-int8", machines, changes=on_npus).nodes[0].job
+    on_npus = ["trainer.nnodes=1", f"stack={stack}", "trainer.device=npu"]
+    job = plan("addition-int8", machines, on_npus).nodes[0].job
     assert not [one for one in job.entrypoint if "attn_implementation" in one or "external_lib" in one]
-    line = said(recipe="addition-int8", machines=machines, changes=on_npus, extra=[f"++{name}=torch_varlen"])
+    line = said(recipe="addition-int8", machines=machines, extra=[*on_npus, f"++{name}=torch_varlen"])
     assert has_line_naming(line, f"{name}=torch_varlen", "npu", "flash_attention_2")
 
 
-def test_the_job_is_the_recipes_command_and_the_users_settings_come_last():
+def test_the_job_is_the_recipes_command_with_the_users_settings():
     made, recipe = plan(extra=["trainer.save_freq=5", "+trainer.new=1"]), load(TWO_A2)
     resolved = resolve(recipe, places(recipe, inventory(), RUN, False))
     entrypoint = made.nodes[0].job.entrypoint
-    assert entrypoint == ["-m", resolved.main, *resolved.overrides, "trainer.save_freq=5", "+trainer.new=1"]
+    assert entrypoint[:2] == ["-m", resolved.main]
+    assert {*entrypoint[2:]} ^ {*resolved.overrides} == {
+        "trainer.save_freq=20",
+        "trainer.save_freq=5",
+        "+trainer.new=1",
+    }
 
 
 def test_metrics_lie_beside_the_checkpoints_in_a_folder_of_the_run_s_own_unless_the_user_says_where():
@@ -139,14 +144,13 @@ def test_collectives_run_on_vector_cores_where_an_engine_of_one_host_shares_laye
 def test_a_recipe_for_gpus_that_extends_one_for_npus_has_nothing_of_hccl(tmp_path: Path):
     file = tmp_path / "mine.yaml"
     file.write_text(
-        "extends: qwen2.5-7b-int8-gsm8k-a2\nsummary: mine\nstack: cuda13\n"
-        "environment: {P2P_HCCL_BUFFSIZE: '40', NCCL_DEBUG: INFO}\n"
+        "# @package _global_\ndefaults: [qwen2.5-7b-int8-gsm8k-a2, _self_]\n"
+        "recipe: {name: mine, environment: {P2P_HCCL_BUFFSIZE: '40', NCCL_DEBUG: INFO}}\n"
     )
-    made = plan(str(file), inventory("cuda13"))
+    made = plan(str(file), inventory("cuda13"), ["stack=cuda13"])
     assert made.nodes[0].layers == [("recipe", {"NCCL_DEBUG": "INFO"})]
     assert [note for note in made.notes if has_line_naming(note, "cuda13", "HCCL_CONNECT_TIMEOUT, P2P_HCCL_BUFFSIZE")]
-    file.write_text("extends: qwen2.5-7b-int8-gsm8k-a2\n")
-    made = plan(str(file), inventory())
+    made = plan("qwen2.5-7b-int8-gsm8k-a2", inventory())
     assert made.nodes[0].layers == [("recipe", {"HCCL_CONNECT_TIMEOUT": "3000"})]
     assert not [note for note in made.notes if "HCCL" in note]
 
@@ -166,11 +170,11 @@ def test_layers_are_in_order_and_a_hosts_own_is_not_handed_to_others():
 
 
 def test_too_few_hosts_and_devices_are_said_with_what_to_change():
-    assert "--set nodes=1" in said(machines=inventory(hosts=["192.0.2.11"]))
+    assert "-- trainer.nnodes=1" in said(machines=inventory(hosts=["192.0.2.11"]))
     few = [{"address": "192.0.2.11", "devices": [0, 1]}, {"address": "192.0.2.12", "devices": 4}]
     lines = said(machines=inventory(hosts=few)).splitlines()
-    assert [line.rpartition("--set ")[2] for line in lines] == ["devices_per_node=2", "devices_per_node=4"]
-    assert "--set stack=cuda13" in said(machines=inventory("cuda13"))
+    assert [line.rpartition("-- trainer.n_gpus_per_node=")[2] for line in lines] == ["2", "4"]
+    assert "-- stack=cuda13" in said(machines=inventory("cuda13"))
 
 
 def test_more_hosts_than_needed_are_left_alone():
@@ -199,7 +203,7 @@ def test_checkpoints_of_several_hosts_lie_in_a_shared_folder():
     assert plan(out="/shared/mine").out == "/shared/mine"
     line = said(out="/sharedness/mine")
     assert "--out /sharedness/mine" in line and "/shared" in line
-    assert plan("addition-int8", inventory("cpu"), changes={"nodes": "1"}, out="/any").out == "/any"
+    assert plan("addition-int8", inventory("cpu"), extra=["trainer.nnodes=1"], out="/any").out == "/any"
 
 
 def test_a_model_is_a_folder_or_an_id_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

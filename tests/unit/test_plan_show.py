@@ -71,7 +71,7 @@ def test_every_recipe_has_a_dry_run():
         made = plan(recipe=name, machines=machines, out=f"{machines.shared[0]}/one" if machines.shared else None)
         seen = text(tree(made, silent))
         assert all(f"{host.address} " in seen for host in machines.hosts[: recipe.nodes])
-        assert f"trainer.nnodes={recipe.nodes} " in seen and f"n_gpus_per_node={recipe.devices_per_node} " in seen
+        assert f"trainer.nnodes={recipe.nodes}" in seen and f"n_gpus_per_node={recipe.devices_per_node}" in seen
         assert f"quantization_config.scheme={recipe.rollout.scheme} " in seen or recipe.rollout.scheme == "bf16"
 
 

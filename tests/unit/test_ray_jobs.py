@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -90,14 +90,14 @@ def test_an_address_is_a_dashboard_s_without_a_login():
         assert "secret" not in str(raised.value)
 
 
-def plan(changes: dict[str, str] | None = None, shell: dict[str, str] | None = None, restarts: int = 0) -> RayPlan:
-    recipe = load("qwen2.5-7b-int8-gsm8k-h100", changes=changes or {})
-    return make(recipe, PATHS, "run", [], shell=shell or {}, restarts=restarts)
+def plan(changes: Sequence[str] = (), shell: dict[str, str] | None = None, restarts: int = 0) -> RayPlan:
+    recipe = load("qwen2.5-7b-int8-gsm8k-h100", changes)
+    return make(recipe, PATHS, "run", shell=shell or {}, restarts=restarts)
 
 
 def test_variables_that_name_a_host_or_tie_to_another_ray_are_left_to_the_cluster():
     shell = {"NCCL_SOCKET_IFNAME": "eth7", "RAY_ADDRESS": "there:1", "NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "3"}
-    made = plan({"environment.GLOO_SOCKET_IFNAME": "eth0"}, shell)
+    made = plan(["recipe.environment.GLOO_SOCKET_IFNAME='eth0'"], shell)
     found = made.job.environment
     assert (found["NCCL_DEBUG"], found["GLOO_SOCKET_IFNAME"], found["HYDRA_FULL_ERROR"]) == ("INFO", "eth0", "1")
     assert not found.keys() & {
@@ -119,14 +119,14 @@ def test_a_secret_is_a_variable_of_the_job_and_nothing_else():
 
 
 def test_a_value_that_ray_would_expand_is_refused():
-    assert plan({"environment.NCCL_DEBUG_FILE": "/tmp/a$-b"}).job.environment["NCCL_DEBUG_FILE"] == "/tmp/a$-b"
+    assert plan(["recipe.environment.NCCL_DEBUG_FILE='/tmp/a$-b'"]).job.environment["NCCL_DEBUG_FILE"] == "/tmp/a$-b"
     for value in ("$HOME/x", "${HOME}", "a$1"):
         with pytest.raises(LaunchError, match="NCCL_DEBUG_FILE"):
             plan({"environment.NCCL_DEBUG_FILE": value})
 
 
 def test_a_variable_stands_once_and_a_restart_resumes():
-    fp8 = make(load("qwen3-30b-a3b-fp8"), PATHS, "run", [], shell={}, restarts=1)
+    fp8 = make(load("qwen3-30b-a3b-fp8"), PATHS, "run", shell={}, restarts=1)
     name = "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"  # Ray refuses one that verl's ray.init names, too
     assert fp8.job.environment[name] == "1"
     assert not any(name in word for word in fp8.job.entrypoint)

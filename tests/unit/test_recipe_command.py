@@ -1,4 +1,4 @@
-"""`run.sh recipe`: the table, the command line that a shell takes as it stands, and errors in one line."""
+"""`run.sh recipe`: the list, the command line that a shell takes as it stands, and errors in one line."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from naming import has_line_naming
-from test_recipe_files import write
+from test_recipe_files import above, write
 from typer.testing import CliRunner
 
 from launch.commands import app
@@ -32,26 +32,19 @@ def test_a_wrong_name_is_one_line():
     assert len(shown.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "part", "found"),
-    [
-        (("rollout.n=16", "rollout={n: 4}", "rollout.n=8"), "rollout.n", 8),
-        (("training={offload: true}", "training.offload=false", "training={offload: true}"), "training.offload", True),
-    ],
-)
-def test_what_is_set_last_wins(changes: tuple[str, ...], part: str, found: object):
-    options = [word for change in changes for word in ("--set", change)]
-    parent, _, name = part.partition(".")
-    assert json.loads(run("show", "addition-int8", "--json", *options).stdout)["recipe"][parent][name] == found
+def test_what_is_set_last_wins():
+    options = [word for n in (16, 4, 8) for word in ("--set", f"actor_rollout_ref.rollout.n={n}")]
+    assert json.loads(run("show", "addition-int8", "--json", *options).stdout)["recipe"]["rollout"]["n"] == 8
 
 
 @pytest.mark.parametrize(
     "words",
     [
         ["--set", "environment.HF_TOKEN_2=hunter2"],
-        ["--set", "verl.trainer.api_key=hunter2", "--json"],
+        ["--set", "recipe.environment.HF_TOKEN_2=hunter2"],
+        ["--set", "trainer.api_key=hunter2", "--json"],
         ["--set", 'environment={MY_TOKEN: "hunter2'],
-        ["--set", "verl.trainer.api_key=[hunter2"],
+        ["--set", "trainer.api_key=[hunter2"],
     ],
 )
 def test_secrets_are_not_shown(words: list[str]):
@@ -63,11 +56,12 @@ def test_secrets_are_not_shown(words: list[str]):
 def test_a_shell_gets_values_as_they_are(tmp_path: Path):
     """No word of a recipe is run, and none comes out changed."""
     value = "$(touch x)`touch x` \"q\" 'p' \\ $HOME }\ntouch x"
-    file = write(tmp_path, environment={"A": value}, summary="one\ntouch x")
+    write(tmp_path)
+    file = above(tmp_path, "own", ["one"], {"recipe": {"environment": {"A": value}, "summary": "one\ntouch x"}})
     paths = Paths("/m/a b", "/d", "/o")
-    shown = run("show", str(file), "--model", paths.model, "--data", paths.data, "--out", paths.out)
+    shown = run("show", file, "--model", paths.model, "--data", paths.data, "--out", paths.out)
     assert shown.exit_code == 0, shown.stderr
-    command = ["-m", "ascend_quant.integrations.verl.main_ppo", *resolve(load(str(file)), paths).overrides]
+    command = ["-m", "ascend_quant.integrations.verl.main_ppo", *resolve(load(file), paths).overrides]
     script = f'python() {{ printf \'%s\\0\' "$A" "$@"; }}\n{shown.stdout}'
     for given, said in (({}, value), ({"A": "mine"}, "mine")):
         done = subprocess.run(

@@ -25,6 +25,8 @@ SAMPLED = torch.tensor([[-1.0, -2.0, -0.5], [-0.3, -0.2, -0.1], [-4.0, -1.0, 0.0
 TRAINED = torch.tensor([[-0.9, -1.5, -0.6], [-0.4, -0.6, -0.1], [-1.0, -1.0, 0.0]])  # of the same tokens
 REAL = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0], [1.0, 1.0, 0.0]])  # 1 where there is a token
 ADVANTAGES = torch.tensor([[0.5], [-1.0], [2.0]]).expand(3, 3)
+CORRECTION = "algorithm.rollout_correction"
+SEQUENCE = ["correction=token", f"{CORRECTION}.rollout_is=sequence"]
 EXACT = [name for name in names() if load(name).is_exact]
 CLIP = {name: 1.2 if "gsm8k" in name else 1.28 for name in EXACT}  # verl's default, and DAPO's
 BYPASS = [name for name in names() if (one := load(name).correction) and one.bypass]
@@ -107,21 +109,20 @@ def test_no_recipe_trains_without_its_weights():
 
 
 @pytest.mark.parametrize(
-    "correction, response, words",
+    "changes, response, words",
     [
-        ({"level": "token", "bypass": True, "batch_normalize": True}, 32, ("batch_normalize", "bypass")),
-        ({"level": "sequence"}, 10240, ("sequence", "10240", "0.49")),
-        ({"level": "sequence", "batch_normalize": True}, 128, None),
-        ({"level": "token", "bypass": True}, 30720, None),
+        (["correction=bypass", f"{CORRECTION}.rollout_is_batch_normalize=true"], 32, ("batch_normalize", "bypass")),
+        (SEQUENCE, 10240, ("sequence", "10240", "0.49")),
+        ([*SEQUENCE, f"{CORRECTION}.rollout_is_batch_normalize=true"], 128, None),
+        (["correction=bypass"], 30720, None),
     ],
 )
-def test_what_corrects_nothing_is_refused(tmp_path, correction: dict, response: int, words: tuple[str, ...] | None):
-    changes = {"correction": correction, "rollout": {"max_prompt_length": 16, "max_response_length": response}}
+def test_what_corrects_nothing_is_refused(tmp_path, changes: list[str], response: int, words: tuple[str, ...] | None):
+    changes = [*changes, f"data.max_response_length={response}"]
     if words is None:
-        write(tmp_path, **changes)
-        assert load("one", tmp_path)
+        assert load(write(tmp_path), changes)
     else:
-        said = error(tmp_path, **changes)
+        said = error(tmp_path, *changes)
         assert all(word in said for word in words)
-    share = effective_share(response if correction["level"] == "sequence" else 1, KL, 2.0)
+    share = effective_share(response if SEQUENCE[1] in changes else 1, KL, 2.0)
     assert (share >= LEAST) == ("sequence" not in (words or ()))

@@ -1,6 +1,8 @@
-"""Reading recipes: what is misspelt, mistyped or missing is said with the file, the value and what is valid."""
+"""Loading recipes: what is misspelt, mistyped or missing is said with the file, the value and what is valid."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -9,45 +11,51 @@ from naming import has_line_naming, line_naming
 from launch import ROOT, LaunchError
 from launch.environment.resolve import TABLE, rows
 from launch.recipes import Paths, load, names, resolve
-from launch.recipes.files import FOLDER, merged
 
-WHOLE = {
-    "name": "one",
-    "summary": "a test",
-    "model": {"hub": "someone/model"},
-    "stack": "cuda13",
-    "nodes": 1,
-    "devices_per_node": 8,
-    "backend": "megatron",
-    "rollout": {
-        "scheme": "int8",
-        "tensor_parallel": 2,
-        "gpu_memory_utilization": 0.5,
-        "max_prompt_length": 16,
-        "max_response_length": 32,
-        "n": 4,
-    },
-    "data": {"name": "d", "train": "t.parquet", "validation": "v.parquet"},
-    "memory": {"device": 80, "host": 256},
-}
+WHOLE = """# @package _global_
+defaults:
+  - /recipe/base/common
+  - override /stack: cuda13
+  - override /backend: megatron
+  - _self_
+recipe:
+  name: one
+  summary: a test
+  model: {hub: someone/model}
+  data: {name: d, train: t.parquet, validation: v.parquet}
+  memory: {device: 80, host: 256}
+trainer: {nnodes: 1, n_gpus_per_node: 8}
+data: {max_prompt_length: 16, max_response_length: 32, train_batch_size: 512}
+actor_rollout_ref:
+  rollout: {tensor_model_parallel_size: 2, gpu_memory_utilization: 0.5, n: 4}
+  actor: {ppo_mini_batch_size: 256}
+"""
+ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 
 
-def write(folder: Path, name: str = "one", **changes) -> Path:
-    """A recipe's file: the whole one, over which `changes` are laid."""
+def write(folder: Path, name: str = "one", text: str = WHOLE) -> str:
+    """Write a user's recipe, and return its file."""
     file = folder / f"{name}.yaml"
-    file.write_text(yaml.safe_dump(merged({**WHOLE, "name": name}, changes)))
-    return file
+    file.write_text(text.replace("name: one", f"name: {name}"))
+    return str(file)
 
 
-def error(folder: Path, **changes) -> str:
-    write(folder, **changes)
+def above(folder: Path, name: str, defaults: Sequence[str], tree: Mapping[str, Any]) -> str:
+    """Write a recipe that is laid over others."""
+    tree = {"defaults": [*defaults, "_self_"], **tree, "recipe": {"name": name, **tree.get("recipe", {})}}
+    return write(folder, name, f"# @package _global_\n{yaml.safe_dump(tree)}")
+
+
+def error(folder: Path, *changes: str) -> str:
+    """What is said of a recipe with these changes, none of which is a value that Hydra cannot read."""
+    file = write(folder)
     with pytest.raises(LaunchError) as caught:
-        load("one", folder)
+        load(file, changes)
     return str(caught.value)
 
 
 def test_the_repositorys_recipes_are_valid():
-    assert len(names()) >= 7
+    assert len(names()) >= 46
     for name in names():
         assert load(name).name == name
 
@@ -59,117 +67,63 @@ def test_a_shipped_recipe_has_no_variable_of_another_stack():
         assert not others & set(recipe.environment), name
 
 
-def test_a_file_may_be_anywhere(tmp_path: Path):
-    assert load(str(write(tmp_path))).rollout.n == 4
-
-
 def test_an_unknown_name_is_told_the_nearest():
     with pytest.raises(LaunchError, match=line_naming("'qwen3-4b-fp9'", "qwen3-4b-fp8")):
         load("qwen3-4b-fp9")
     for name, command in (("demo", "./run.sh demo"), ("study", "./run.sh bench study")):  # settings of their own
         with pytest.raises(LaunchError, match=line_naming(name, command)):
             load(name)
+    with pytest.raises(LaunchError, match=line_naming("nothing.yaml")):
+        load("nothing.yaml")
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "change, said",
     [
-        ({"bakend": "megatron"}, "bakend: … backend? … name, summary"),
-        ({"rollout": {"shceme": "int8"}}, "rollout.shceme: … scheme? … scheme, "),
-        ({"rollout": {"scheme": "int5"}}, "rollout.scheme: 'int5' is wrong: unknown scheme 'int5'; this version has: "),
-        ({"backend": "fsdp"}, "backend: 'fsdp' is wrong: Input should be 'fsdp2' or 'megatron'"),
-        ({"stack": "cuda12"}, "stack: 'cuda12' is wrong: Input should be 'cpu', 'ascend-cann8.5'"),
-        ({"nodes": "2"}, "nodes: '2' is wrong"),
-        ({"rollout": {"gpu_memory_utilization": 1.5}}, "rollout.gpu_memory_utilization: 1.5 is wrong"),
-        ({"model": {"folder": "one/start"}}, "is wrong: … hub, or folder"),
-        ({"files": {"x.py": "nothere.py"}}, "files: … nothere.py"),
-        ({"data": {"train": ""}}, "data.train: ''"),
-        ({"environment": {"A B": "1"}}, "'A B'"),
-        ({"environment": {"RAY_ADDRESS": "1"}}, "RAY_ADDRESS"),
-        ({"environment": {"PATH": "1"}}, "PATH … launcher"),
-        ({"correction": {"level": "token", "threshold": float("inf")}}, "correction.threshold"),
-        ({"memory": None}, "memory: None is wrong"),
+        ("recipe.modle.hub=a", "recipe.modle: … model? … name, summary"),
+        ("recipe.memory.divice=8", "recipe.memory.divice: … device?"),
+        ("shceme=int8", "shceme: … scheme, "),
+        ("scheme=int5", "int5 … int8"),
+        (f"{ROLLOUT}.engine_kwargs.vllm.hf_overrides.quantization_config.scheme=int5", "scheme: 'int5' … int8"),
+        ("backend=fsdp", "fsdp … fsdp2"),
+        ("stack=cuda12", "cuda12 … cuda13"),
+        ("trainer.nnodes='2'", "trainer.nnodes: '2' is wrong"),
+        (f"{ROLLOUT}.gpu_memory_utilization=1.5", "gpu_memory_utilization: 1.5 is wrong"),
+        (f"{ROLLOUT}.n=many", f"{ROLLOUT}.n: 'many' is wrong"),
+        ("~trainer.nnodes", "trainer.nnodes: is missing"),
+        ("recipe.model.folder=one/start", "recipe.model: … hub, or folder"),
+        ("recipe.files.x=nothere.py", "recipe.files.x: … nothere.py"),
+        ("recipe.data.train=''", "recipe.data.train: ''"),
+        ("recipe.environment.RAY_ADDRESS='1'", "RAY_ADDRESS"),
+        ("recipe.environment.PATH='1'", "PATH … launcher"),
+        ("recipe.memory=null", "recipe.memory: None is wrong"),
+        ("recipe.name=two", "recipe.name: 'two' … one"),
+        ("recipe.data.train=${nothing}", "recipe.data.train … nothing"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, changes: dict, said: str):
-    message = error(tmp_path, **changes)
-    assert has_line_naming(message, said)
-    assert message.startswith(f"{tmp_path / 'one.yaml'}: ")
+def test_what_is_wrong_is_said(tmp_path: Path, change: str, said: str):
+    message = error(tmp_path, change)
+    assert has_line_naming(message, said) and len(message.splitlines()) == 1
 
 
-@pytest.mark.parametrize("value", [123456, [123456], {"x": 123456}])
-def test_a_secret_of_the_wrong_kind_is_not_shown(tmp_path: Path, value: object):
-    message = error(tmp_path, environment={"WANDB_API_KEY": value})
-    assert "environment.WANDB_API_KEY" in message and "123456" not in message
+@pytest.mark.parametrize("value", ["123456", "[123456]", "{x: 123456}", "'hunter", "[123456"])
+def test_a_secret_of_the_wrong_kind_is_not_shown(tmp_path: Path, value: str):
+    message = error(tmp_path, f"recipe.environment.WANDB_API_KEY={value}")
+    assert "environment.WANDB_API_KEY" in message and not {"123456", "hunter"} & set(message)
+    assert "123456" not in message and "hunter" not in message
 
 
-def test_a_recipe_extends_others(tmp_path: Path):
-    write(tmp_path, "base", verl={"a": {"b": 1, "c": 2}}, rollout={"ignore": ["x", "y"]})
-    for name, tree in (
-        ("last", {"verl": {"a": {"c": 4}}}),
-        ("middle", {"extends": ["base", "last"], "name": "middle", "verl": {"a": {"b": 3}}}),
-        ("top", {"extends": "middle", "name": "top", "rollout": {"ignore": ["z"]}, "correction": {"level": "token"}}),
-    ):
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(tree))
-    top = load("top", tmp_path)
-    assert top.verl == {"a": {"b": 3, "c": 4}}
-    assert top.rollout.ignore == ["z"]
-    assert (top.rollout.n, top.correction.threshold) == (4, 2.0)
-
-
-def test_a_correction_gives_way_to_an_exact_trainer_unless_it_is_asked_for_beside_it(tmp_path: Path):
-    """Whoever asks for one after the other, or takes the exact trainer back, has what was asked for last."""
-    token, exact = {"level": "token", "threshold": 3.0}, {"extends": "one", "qat": "int8_exact"}
-    write(tmp_path, backend="fsdp2", correction=token)
-    for name, tree in (
-        ("given", exact),
-        ("general", {"correction": {"bypass": True}}),
-        ("both", {"extends": ["given", "general"]}),  # a part that several recipes share
-        ("asked", {**exact, "correction": token}),
-        ("above", {"extends": "given", "correction": token}),
-        ("under", {"extends": "above"}),
-    ):
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(tree))
-    for name in ("given", "both"):
-        assert (load(name, tmp_path).qat, load(name, tmp_path).correction) == ("int8_exact", None)
-    assert load("one", tmp_path, {"qat": "int8_exact"}).correction is None
-    for changes in ({"qat": "null"}, {"qat": "int8"}):
-        assert load("given", tmp_path, changes).correction.threshold == 3.0
-    assert load("given", tmp_path, {"qat": "null", "correction.level": "sequence"}).correction.level == "sequence"
-    for name, changes, where in (
-        ("asked", {}, "asked"),
-        ("above", {}, "above"),
-        ("under", {}, "above"),
-        ("one", {"correction.bypass": "true", "qat": "int8_exact"}, "one"),
-        ("given", {"correction": "{level: token}"}, "given"),
-    ):
-        with pytest.raises(LaunchError, match=line_naming(f"{where}.yaml: correction", "int8_exact")):
-            load(name, tmp_path, changes)
-
-
-@pytest.mark.parametrize(
-    ("file", "base"),
-    [
-        ("own.yaml", "addition-int8"),
-        ("own.yaml", "addition-int8.yaml"),
-        ("own.yaml", str(FOLDER / "addition-int8.yaml")),
-        ("addition-int8.yaml", "addition-int8"),  # the shipped one, and not itself
-        ("deep/own.yaml", "../near"),
-    ],
-)
-def test_a_recipe_of_the_users_extends_a_shipped_one_by_its_name(tmp_path: Path, file: str, base: str):
-    (tmp_path / "near.yaml").write_text("extends: addition-int8\n")
-    own = tmp_path / file
-    own.parent.mkdir(exist_ok=True)
-    own.write_text(yaml.safe_dump({"extends": base, "name": own.stem, "rollout": {"n": 3}}))
-    shipped, found = load("addition-int8"), load(str(own))
-    assert (found.rollout.n, found.verl, found.data) == (3, shipped.verl, shipped.data)
-
-
-def test_what_lies_beside_a_recipe_comes_before_what_is_shipped(tmp_path: Path):
-    write(tmp_path, "addition-int8", summary="beside")
-    (tmp_path / "own.yaml").write_text("extends: addition-int8\nname: own\n")
-    assert load(str(tmp_path / "own.yaml")).summary == "beside"
+def test_a_recipe_is_laid_over_others_of_the_user_and_shipped_ones(tmp_path: Path):
+    write(tmp_path, "base", WHOLE + "trainer_of_mine: {b: 1, c: 2, list: [x, y]}\n")
+    above(tmp_path, "middle", ["base"], {"trainer_of_mine": {"b": 3, "list": ["z"]}})
+    top = above(tmp_path, "top", ["middle", {"override /correction": "token"}], {"data": {"max_prompt_length": 20}})
+    recipe = load(top)
+    assert recipe.verl["trainer_of_mine"] == {"b": 3, "c": 2, "list": ["z"]}
+    assert (recipe.rollout.max_prompt_length, recipe.rollout.max_response_length) == (20, 32)
+    assert recipe.setting(f"{ROLLOUT}.max_model_len") == 52 and recipe.correction.threshold == 2.0
+    for base in ("addition-int8", "/recipe/addition-int8"):
+        shipped, own = load("addition-int8"), load(above(tmp_path, "own", [base], {"data": {"max_prompt_length": 9}}))
+        assert own.data == shipped.data and own.rollout.max_prompt_length == 9
 
 
 def test_files_of_a_recipe_lie_beside_it_or_in_the_repository_or_have_a_whole_path(tmp_path: Path, monkeypatch):
@@ -179,72 +133,31 @@ def test_files_of_a_recipe_lie_beside_it_or_in_the_repository_or_have_a_whole_pa
     for file in (reward, other):
         file.write_text(f"# {file.name}\n")
     said = {"reward.py": "reward.py", "other.py": str(other), "demo.py": "launch/demo/reward.py"}
-    write(tmp_path / "mine", "own", files=said)
+    write(tmp_path / "mine")
+    above(tmp_path / "mine", "own", ["one"], {"recipe": {"files": said}})
     found = resolve(load("mine/own.yaml"), Paths("/m", "/d", "/o")).files
     assert found == {"reward.py": reward, "other.py": other, "demo.py": ROOT / "launch/demo/reward.py"}
-    write(tmp_path / "mine", "own", files={"reward.py": "../nothing.py"})
-    with pytest.raises(LaunchError, match=line_naming("files", "../nothing.py")):
-        load("mine/own.yaml")
 
 
-def test_what_is_set_is_laid_over_the_file(tmp_path: Path):
-    write(tmp_path, verl={"trainer": {"save_freq": 1, "test_freq": 2}})
-    changes = {"rollout.n": "16", "verl.trainer.save_freq": "5", "rollout.ignore": "[lm_head]", "qat": "null"}
-    changed = load("one", tmp_path, changes)
-    assert (changed.rollout.n, changed.rollout.ignore, changed.qat) == (16, ["lm_head"], None)
-    assert changed.verl == {"trainer": {"save_freq": 5, "test_freq": 2}}
-    assert load("one", tmp_path).rollout.n == 4
-
-
-@pytest.mark.parametrize(
-    "key, value, said",
-    [
-        ("rollout.ignored", "[]", "rollout.ignored: … ignore?"),
-        ("rollout.n", "many", "rollout.n: 'many' is wrong"),
-        ("rollout..n", "1", "rollout.: no such key"),
-        ("rollout.n", "[1", "--set rollout.n: "),
-        ("rollout.n", "010", "--set rollout.n: "),
-        ("rollout.n", "1:30", "--set rollout.n: "),
-        ("verl.trainer", "{save_freq: 1:30}", "--set verl.trainer: "),
-        ("environment", "{A_KEY: 1234, A_KEY: 5}", "--set environment: "),
-    ],
-)
-def test_what_is_set_is_checked_as_the_file_is(tmp_path: Path, key: str, value: str, said: str):
-    write(tmp_path)
-    with pytest.raises(LaunchError) as caught:
-        load("one", tmp_path, {key: value})
-    assert has_line_naming(str(caught.value), said) and len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("number", ["010", "1:30"])
-def test_a_number_that_is_not_plain_decimal_is_told_by_its_line(tmp_path: Path, number: str):
+def test_what_a_user_changes_is_laid_over_the_file(tmp_path: Path):
     file = write(tmp_path)
-    file.write_text(file.read_text().replace("\n  n: 4\n", f"\n  n: {number}\n"))
-    line = file.read_text().splitlines().index(f"  n: {number}") + 1
-    with pytest.raises(LaunchError, match=line_naming(file, f"line {line}")):
-        load("one", tmp_path)
+    quantization = f"{ROLLOUT}.engine_kwargs.vllm.hf_overrides.quantization_config"
+    changed = load(file, [f"{ROLLOUT}.n=16", f"{quantization}.ignore=[lm_head]", f"{ROLLOUT}.n=8", "kv=int8"])
+    assert (changed.rollout.n, changed.rollout.ignore, changed.rollout.kv_cache) == (8, ["lm_head"], "int8")
+    assert changed.rollout.scheme == "int8" and load(file).rollout.n == 4
 
 
-def test_a_recipe_is_called_by_its_file_whatever_it_extends(tmp_path: Path):
-    (tmp_path / "bare.yaml").write_text("extends: addition-int8\n")
-    (tmp_path / "other.yaml").write_text("extends: bare\nname: misnamed\n")
-    (tmp_path / "over.yaml").write_text("extends: [other, addition-bf16]\n")
-    assert [load(str(tmp_path / f"{name}.yaml")).name for name in ("bare", "over")] == ["bare", "over"]
-    with pytest.raises(LaunchError, match=line_naming("other.yaml: name:", "'misnamed'")):
-        load("other", tmp_path)
+@pytest.mark.parametrize("change", ["nodes", "-cn=x", "trainer"])
+def test_what_is_no_setting_is_named(tmp_path: Path, change: str):
+    assert has_line_naming(error(tmp_path, change), f"'{change}'", "KEY=VALUE")
 
 
-@pytest.mark.parametrize(
-    "base, said", [("two", line_naming("one.yaml: extends:", "two")), ("addition-int9", "addition-int8")]
-)
-def test_a_recipe_that_extends_nothing_or_itself(tmp_path: Path, base: str, said: str):
-    (tmp_path / "one.yaml").write_text(f"extends: {base}\nname: one\n")
-    (tmp_path / "two.yaml").write_text("extends: one\nname: two\n")
-    with pytest.raises(LaunchError, match=said):
-        load("one", tmp_path)
+def test_a_file_that_is_no_config_is_named(tmp_path: Path):
+    for text in ("- 1\n", "recipe: [\n", "defaults: [nothing]\n"):
+        with pytest.raises(LaunchError, match=line_naming(tmp_path / "one.yaml")):
+            load(write(tmp_path, text=text))
 
 
-def test_a_file_that_is_no_mapping_is_named(tmp_path: Path):
-    (tmp_path / "one.yaml").write_text("- 1")
-    with pytest.raises(LaunchError, match=line_naming(tmp_path / "one.yaml")):
-        load("one", tmp_path)
+def test_a_file_of_the_older_kind_is_told_how_it_is_written_now(tmp_path: Path):
+    with pytest.raises(LaunchError, match=line_naming("one.yaml: extends", "[addition-int8, _self_]", "--set")):
+        load(write(tmp_path, text="extends: addition-int8\nrollout: {n: 3}\n"))

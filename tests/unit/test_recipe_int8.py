@@ -5,9 +5,10 @@ import re
 import pytest
 from test_recipe_verl_commit import parsed
 
+from ascend_quant.recipes import leaves
+from ascend_quant.recipes.compose import alone, plain
 from launch.environment.resolve import TABLE
 from launch.recipes import load, names, paths_of, resolve
-from launch.recipes.verl import leaves
 
 # Both runs as their users described them, in verl's words.
 GSM8K_RUN = {
@@ -68,9 +69,9 @@ ULYSSES_16 = {
 }
 
 
-def told(name: str, **changes: str) -> dict[str, object]:
+def told(name: str, *changes: str) -> dict[str, object]:
     """What verl is told by a recipe: hydra's own reading of every override, by its key."""
-    recipe = load(name, changes=changes)
+    recipe = load(name, changes)
     lines = resolve(recipe, paths_of(recipe, None, "/data", "/out")).overrides
     return {key: value for key, _, value in map(parsed, lines)}
 
@@ -100,46 +101,65 @@ def test_engines_capture_graphs_but_where_the_code_refuses_experts_in_them(name:
     stacks = ("ascend-cann9.1", "ascend-cann8.5") if load(name).stack.startswith("ascend") else (load(name).stack,)
     for stack in stacks:
         refused = stack == "ascend-cann8.5" and "30b-a3b" in name
-        changes = {"verl.algorithm.filter_groups.enable": "false"} if stack == "ascend-cann8.5" else {}
-        assert told(name, stack=stack, **changes).get(key, False) is refused, stack
+        changes = ["algorithm.filter_groups.enable=false"] if stack == "ascend-cann8.5" else []
+        assert told(name, f"stack={stack}", *changes).get(key, False) is refused, stack
 
 
 def test_sixteen_ranks_serve_experts_in_graphs_everywhere_and_the_choice_is_the_users():
-    key, name = "actor_rollout_ref.rollout.enforce_eager", "qwen3-30b-a3b-int8-grpo-a3"
-    whole = {"rollout.tensor_parallel": "16", "rollout.expert_parallel": "16"}
-    assert key not in told(name, stack="ascend-cann8.5", **whole)
-    assert told(name, stack="ascend-cann8.5", **{f"verl.{key}": "false"})[key] is False
+    rollout, name = "actor_rollout_ref.rollout", "qwen3-30b-a3b-int8-grpo-a3"
+    whole = [f"{rollout}.{kind}_parallel_size=16" for kind in ("tensor_model", "expert")]
+    for changes in (whole, [f"{rollout}.enforce_eager=false"]):
+        assert told(name, "stack=ascend-cann8.5", *changes)[f"{rollout}.enforce_eager"] is False
 
 
-VARIANTS = [
-    *((name, name.replace("-bf16", "-int8"), "rollout.scheme", "bf16") for name in names() if "-bf16" in name),
-    *((name, name.replace("-kv8-", "-"), "rollout.kv_cache", "int8") for name in names() if "-kv8-" in name),
-    *((name, name.replace("-r3-", "-"), "training.routing_replay", True) for name in names() if "-r3-" in name),
-    *((name, name.replace("-ep-", "-"), "rollout.expert_parallel", 4) for name in names() if "-ep-" in name),
-]
+QUANTIZATION = "actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.quantization_config"
+NAMED = {"recipe.name", "recipe.summary", "recipe.out", "trainer.experiment_name", "trainer.default_local_dir"}
+KINDS = {  # of variants: what tells their names apart, and their settings
+    "-bf16-": ("-int8-", {f"{QUANTIZATION}.scheme": "bf16"}),
+    "-kv8-": ("-", {f"{QUANTIZATION}.kv_cache": "int8"}),
+    "-r3-": (
+        "-",
+        {
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay": True,
+            "actor_rollout_ref.actor.megatron.router_replay.mode": "R3",
+        },
+    ),
+    "-ep-": ("-", {"actor_rollout_ref.rollout.expert_parallel_size": 4}),
+}
+VARIANTS = [(name, kind) for name in names() for kind in KINDS if kind in f"{name}-"]
 
 
-@pytest.mark.parametrize("name, of, key, value", VARIANTS)
-def test_a_variant_differs_in_one_thing_alone(name: str, of: str, key: str, value: object):
-    variant, plain = (dict(leaves(load(one).model_dump())) for one in (name, of))
-    assert {one for one in variant if variant[one] != plain[one]} == {"name", "summary", key}
-    assert variant[key] == value and plain["rollout.scheme"] == "int8"
+def settings_of(name: str) -> dict[str, object]:
+    return dict(leaves(plain(alone(name))))
+
+
+@pytest.mark.parametrize("name, kind", VARIANTS)
+def test_a_variant_differs_in_one_thing_alone(name: str, kind: str):
+    """On NPUs BF16 is vllm-ascend's own: none of our plugin's settings is there."""
+    instead, changed = KINDS[kind]
+    of = f"{name}-".replace(kind, instead).removesuffix("-")
+    variant, twin = settings_of(name), settings_of(of)
+    differ = {key: variant.get(key) for key in variant.keys() | twin.keys() if variant.get(key) != twin.get(key)}
+    if kind == "-bf16-" and variant["recipe.stack"].startswith("ascend"):
+        changed = {key: None for key in twin if key.startswith(QUANTIZATION) or key.endswith("vllm.quantization")}
+    assert {key: value for key, value in differ.items() if key not in NAMED} == changed
+    assert load(of).rollout.scheme == "int8" and load(name).rollout.scheme == ("bf16" if kind == "-bf16-" else "int8")
 
 
 def test_every_int8_recipe_has_its_twin_and_each_kind_of_variant_is_there():
-    kinds = {"rollout.scheme", "rollout.kv_cache", "training.routing_replay", "rollout.expert_parallel"}
-    assert {key for _, _, key, _ in VARIANTS} == kinds
+    assert {kind for _, kind in VARIANTS} == KINDS.keys()
     plain = {name for name in names() if "-int8-" in name and not re.search("-(kv8|r3|ep|exact)-", name)}
-    assert plain and plain <= {of for _, of, _, _ in VARIANTS}
+    assert plain and all(name.replace("-int8-", "-bf16-") in names() for name in plain)
 
 
-@pytest.mark.parametrize("name", [name for name in names() if load(name).is_exact])
+@pytest.mark.parametrize("name", [name for name in names() if "-exact-" in name])
 def test_an_exact_recipe_trains_what_its_int8_twin_does(name: str):
     """But for the correction that it does not need, and engines of no more devices than can be exact."""
-    variant, plain = (load(one).model_dump() for one in (name, name.replace("-exact-", "-")))
-    ranks = variant["rollout"].pop("tensor_parallel"), plain["rollout"].pop("tensor_parallel")
-    assert ranks in ((1, 4), (2, 4))
-    assert {one for one in variant if variant[one] != plain[one]} == {"name", "summary", "qat", "correction"}
+    variant, plain = (settings_of(one) for one in (name, name.replace("-exact-", "-")))
+    ranks = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    assert (variant.pop(ranks), plain.pop(ranks)) in ((1, 4), (2, 4)) and load(name).is_exact
+    differ = {key for key in variant.keys() | plain.keys() if variant.get(key) != plain.get(key)} - NAMED
+    assert all("correction" in key or key.endswith((".qat", ".exact", ".loss_mode")) for key in differ)
 
 
 @pytest.mark.parametrize("name", [name for name in names() if "-ep-" in name])

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
+from ascend_quant.recipes.keys import ACTOR, OPEN, REFERENCE, UNLISTED
 from launch.recipes import load, names, paths_of, resolve
-from launch.recipes.overrides import OPEN, UNLISTED
-from launch.recipes.settings import COMPILE
 from launch.recipes.verl import COMMIT
 
 DATA = Path(__file__).parent / "data"
 ON_NPU = [name for name in names() if load(name).stack.startswith("ascend")]
-WITHOUT = {"verl.algorithm.filter_groups.enable": "false"}
+COMPILE = {f"{part}.fsdp_config.use_torch_compile" for part in (ACTOR, REFERENCE)}
 KINDS = {"int": int, "float": (int, float), "str": str, "bool": bool, "list": list, "dict": dict}
 
 
@@ -31,9 +30,9 @@ def facts(backend: str) -> dict[str, str]:
 
 
 def on_older_stack(name: str):
-    """The recipe as --set stack=ascend-cann8.5 makes it."""
+    """The recipe as stack=ascend-cann8.5 makes it."""
     dynamic = "filter_groups" in load(name).verl.get("algorithm", {})
-    return load(name, changes={"stack": "ascend-cann8.5", **(WITHOUT if dynamic else {})})
+    return load(name, ["stack=ascend-cann8.5", *(["algorithm.filter_groups.enable=false"] if dynamic else [])])
 
 
 def parsed(line: str) -> tuple[str, bool, Any]:

@@ -600,7 +600,7 @@ def test_what_training_on_devices_logs_is_found_where_its_job_writes(setting, mo
     def ran(command, *given):
         if "train" in command:
             out = command[command.index("--out") + 1]
-            made = plan("addition-int8", inventory("cpu"), changes={"nodes": "1"}, out=out)
+            made = plan("addition-int8", inventory("cpu"), extra=["trainer.nnodes=1"], out=out)
             file = Path(made.nodes[0].job.environment["VERL_FILE_LOGGER_ROOT"]) / "project" / "run.jsonl"
             file.parent.mkdir(parents=True)
             file.write_text(logged(1))
@@ -613,8 +613,7 @@ def test_what_training_on_devices_logs_is_found_where_its_job_writes(setting, mo
 
 def overrides(command: list[str]) -> set[str]:
     """verl's, of a command that trains a recipe."""
-    changes = dict(command[at + 1].split("=", 1) for at, word in enumerate(command) if word == "--set")
-    recipe = recipes.load(command[command.index("train") + 1], changes=changes)
+    recipe = recipes.load(command[command.index("train") + 1], command[command.index("--") + 1 :])
     return set(recipes.resolve(recipe, recipes.Paths(model="/m", data="/d", out="/o")).overrides)
 
 

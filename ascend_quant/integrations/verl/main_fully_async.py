@@ -1,6 +1,6 @@
 """python -m ascend_quant.integrations.verl.main_fully_async <overrides>: verl's fully_async_policy, with refits.
 
-All settings, recipes too (+recipe=NAME), are composed with those of verl.experimental.fully_async_policy.fully_async_main.
+All settings are those of verl.experimental.fully_async_policy.fully_async_main; +recipe=NAME makes a recipe's.
 """
 
 from pathlib import Path

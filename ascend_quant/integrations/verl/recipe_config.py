@@ -1,6 +1,6 @@
 """What our mains do with a config that a recipe may be part of: before Hydra composes it, and after.
 
-    python -m ascend_quant.integrations.verl.main_ppo +recipe=qwen2.5-7b-int8-gsm8k-h100 trainer.save_freq=5
+python -m ascend_quant.integrations.verl.main_ppo +recipe=qwen2.5-7b-int8-gsm8k-h100 trainer.save_freq=5
 """
 
 from typing import Any

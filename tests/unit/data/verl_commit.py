@@ -66,8 +66,8 @@ def check(source: Path) -> None:
     for name in names():
         recipe = load(name)
         if recipe.stack.startswith("ascend"):
-            without = {"verl.algorithm.filter_groups.enable": "false"} if "filter_groups" in str(recipe.verl) else {}
-            recipe = load(name, changes={"stack": "ascend-cann8.5", **without})
+            without = ["algorithm.filter_groups.enable=false"] if "filter_groups" in str(recipe.verl) else []
+            recipe = load(name, ["stack=ascend-cann8.5", *without])
             config = composed(source, list(resolve(recipe, paths_of(recipe, None, "/data", None)).overrides))
             validate_config(config, need_reference_policy(config), need_critic(config))
             omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
