@@ -3,6 +3,8 @@
 What is wrong is told in lines that a user can act on: the file, the key, the value, and what is valid.
 """
 
+import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,12 +40,12 @@ def load(name: str, changes: Sequence[str] = ()) -> Recipe:
     """
     if name in DEMOS:
         raise LaunchError(f"{name} is not a recipe for train: run ./run.sh {DEMOS[name]}")
-    if name.endswith((".yaml", ".yml")) and Path(name).is_file():
-        _older(name)
-    said, written = old_names.translated(changes, lambda: _composed(name, ()))
+    is_file = name.endswith((".yaml", ".yml")) and Path(name).is_file()
+    base, fields = _older(name) if is_file else (name, [])
+    said, written = old_names.translated([*fields, *changes], lambda: _composed(base, ()))
     if found := [line for one in written for line in _unreadable(one)]:
         raise LaunchError("\n".join(found))
-    recipe = _composed(name, tuple(one for one in [*said, *written] if not key(one).startswith("hydra.")))
+    recipe = _composed(base, tuple(one for one in [*said, *written] if not key(one).startswith("hydra.")), name)
     extra = tuple(one for one in written if not is_group(one) and not key(one).startswith("recipe."))
     made = recipe.model_copy(update={"files": _files(name, recipe), "extra": extra})
     if found := problems(made):
@@ -51,23 +53,36 @@ def load(name: str, changes: Sequence[str] = ()) -> Recipe:
     return made
 
 
-def _older(file: str) -> None:
-    """Raise LaunchError for a file of recipes before they were Hydra configs."""
+def _older(file: str) -> tuple[str, list[str]]:
+    """Return the recipe that a file of the form before Hydra extends, and its fields as changes; 0.3 refuses them.
+
+    Raises:
+        LaunchError: the file cannot be read, or extends several recipes.
+    """
     try:
         tree = read_yaml(Path(file))
     except BadDocument as error:
         raise LaunchError(str(error)) from error
-    if "extends" in tree:
+    if "extends" not in tree:
+        return file, []
+    base = tree.pop("extends")
+    if base not in names():
         raise LaunchError(
-            f"{file}: extends: recipes are Hydra configs now: write defaults: [{tree['extends']}, _self_], and "
-            "settings by verl's names (docs/recipes.md); `--set FIELD=VALUE` prints how a field is written"
+            f"{file}: extends: {base}: recipes are Hydra configs now: write defaults: [RECIPE, _self_], and settings "
+            "by verl's names (docs/recipes.md)"
         )
+    print(f"{file}: extends is the older form, which 0.3 refuses: write defaults: [{base}, _self_]", file=sys.stderr)
+    fields = {**tree, "name": Path(file).stem}
+    return base, [
+        f"{name}={value if is_group(name) else json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()
+    ]
 
 
-def _composed(name: str, overrides: tuple[str, ...]) -> Recipe:
+def _composed(base: str, overrides: tuple[str, ...], name: str | None = None) -> Recipe:
+    name = name or base
     stem = Path(name).stem if name.endswith((".yaml", ".yml")) else name
     try:
-        tree = plain(alone(name, overrides))
+        tree = plain(alone(base, overrides))
         node = node_of(tree)
     except RecipeError as error:
         of_hydra = not isinstance(error.__cause__, ValidationError)  # whose message may have the user's own text

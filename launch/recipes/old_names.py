@@ -28,7 +28,7 @@ from launch.recipes.fields import Recipe
 from launch.recipes.verl import text
 
 ROOTS = ("nodes", "devices_per_node", "rollout", "training", "qat", "verl")  # of old names
-NODE = ("summary", "model", "memory", "files", "environment")  # now in `recipe`
+NODE = ("name", "summary", "model", "memory", "files", "environment")  # now in `recipe`
 DATA = ("name", "train", "validation")  # now in `recipe.data`
 PLAIN = {
     "nodes": "trainer.nnodes",
@@ -72,7 +72,8 @@ def translated(changes: Sequence[str], base: Callable[[], Recipe]) -> tuple[list
     for change in changes:
         name, _, value = change.partition("=")
         if "=" in change and _is_old(name, value):
-            fields |= dict(leaves({name: _parsed(name, value)}))
+            parsed = {name: _parsed(name, value)}
+            fields |= parsed if name == "files" else dict(leaves(parsed))  # names of files have dots
         else:
             others.append(change)
     if not fields:

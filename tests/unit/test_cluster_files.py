@@ -32,7 +32,7 @@ def shown(recipe: str, form: str, *options: str, code: int = 0) -> str:
     done = CliRunner().invoke(app, ["recipe", "show", recipe, "--as", form, *paths, *options])
     assert done.exit_code == code, done.output
     assert "hush-hush" not in done.output
-    return done.output
+    return done.stdout
 
 
 def command(recipe: str) -> list[str]:

@@ -151,7 +151,8 @@ def test_the_plan_and_the_doctor_ask_for_the_same():
     recipe, told = overrides("addition-int8")
     two = Inventory.model_validate({"stack": "cpu", "hosts": [{"address": "192.0.2.1"}, {"address": "192.0.2.2"}]})
     shared = two.model_copy(update={"shared": ["/runs"]})
-    plan = make(recipe, shared, PATHS, "one", [False, False], ["trainer.logger=[mlflow]"], shell={})
+    logged = load("addition-int8", ["trainer.logger=[mlflow]"])
+    plan = make(logged, shared, PATHS, "one", [False, False], shell={})
     assert [node.imports for node in plan.nodes] == [imports(recipe, [*told, "trainer.logger=[mlflow]"])] * 2
     asked = wanted_of(shared, 0, recipe, PATHS)
     assert asked.imports == imports(recipe, told)

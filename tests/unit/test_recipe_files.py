@@ -158,6 +158,33 @@ def test_a_file_that_is_no_config_is_named(tmp_path: Path):
             load(write(tmp_path, text=text))
 
 
-def test_a_file_of_the_older_kind_is_told_how_it_is_written_now(tmp_path: Path):
-    with pytest.raises(LaunchError, match=line_naming("one.yaml: extends", "[addition-int8, _self_]", "--set")):
-        load(write(tmp_path, text="extends: addition-int8\nrollout: {n: 3}\n"))
+def test_a_file_of_the_older_kind_gives_what_its_new_form_gives(tmp_path: Path, capsys):
+    (tmp_path / "my.py").touch()
+    older = {
+        "extends": "addition-int8",
+        "stack": "cpu",
+        "summary": "mine",
+        "nodes": 1,
+        "files": {"my.py": "my.py"},
+        "environment": {"A": "1"},
+        "verl": {"data": {"shuffle": True}, "trainer": {"total_training_steps": None}},
+    }
+    newer = {
+        "defaults": ["addition-int8", {"override /stack": "cpu"}, "_self_"],
+        "recipe": {"name": "one", "summary": "mine", "files": {"my.py": "my.py"}, "environment": {"A": "1"}},
+        "data": {"shuffle": True},
+        "trainer": {"nnodes": 1, "total_training_steps": None},
+    }
+    made = load(write(tmp_path, text=yaml.safe_dump(older)))
+    assert has_line_naming(capsys.readouterr().err, "one.yaml", "defaults: [addition-int8, _self_]")
+    wanted = load(write(tmp_path, text=f"# @package _global_\n{yaml.safe_dump(newer)}"))
+    assert made.files == wanted.files and (made.name, made.nodes) == ("one", 1)
+    of_both = [resolve(one, Paths("/m", "/d", "/o")) for one in (made, wanted)]
+    assert sorted(of_both[0].overrides) == sorted(of_both[1].overrides)
+    assert of_both[0].environment == of_both[1].environment
+
+
+def test_a_file_of_the_older_kind_that_extends_several_is_told_how_it_is_written_now(tmp_path: Path):
+    for base in ("[addition-int8, addition-bf16]", "_int8"):
+        with pytest.raises(LaunchError, match=line_naming("one.yaml: extends", "[RECIPE, _self_]")):
+            load(write(tmp_path, text=f"extends: {base}\nrollout: {{n: 3}}\n"))
