@@ -13,7 +13,8 @@ from launch.cluster.inventory import Inventory
 from launch.doctor import devices, drivers, machine, network, run, versions
 from launch.doctor.checking import Check, Finding
 from launch.doctor.facts import Devices, Facts, Software, Wanted
-from launch.plan.job import columns, imports, least_rows, prompt, saving
+from launch.plan.imports import imports
+from launch.plan.job import columns, least_rows, prompt, saving
 from launch.recipes.fields import Recipe
 from launch.recipes.overrides import resolve
 from launch.recipes.paths import Paths, data_files

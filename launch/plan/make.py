@@ -16,7 +16,8 @@ from launch.environment.resolve import not_handed_on, of_shell, rows
 from launch.inputs.model import of_hub
 from launch.plan import Layer, NodePlan, Plan
 from launch.plan import job as jobs
-from launch.plan.job import columns, imports, last_value, needs, saving, under
+from launch.plan.imports import imports
+from launch.plan.job import columns, last_value, needs, saving, under
 from launch.plan.start import container_name, start_line
 from launch.recipes import Paths, Recipe, resolve
 from launch.recipes.effective import told

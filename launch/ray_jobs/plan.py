@@ -21,6 +21,7 @@ from launch.plan import Job
 from launch.plan import job as jobs
 from launch.plan.dry_run import job as described_job
 from launch.plan.dry_run import job_lines
+from launch.plan.imports import imports
 from launch.plan.make import attention_problems
 from launch.recipes import Paths, Recipe, paths_of, resolve
 
@@ -88,7 +89,7 @@ def make(recipe: Recipe, paths: Paths, run: str, *, shell: Mapping[str, str], re
         prompt=jobs.prompt(overrides),
         least_rows=jobs.least_rows(recipe, overrides, paths),
         saving=jobs.saving(recipe, overrides, paths),
-        imports=jobs.imports(recipe, overrides),
+        imports=imports(recipe, overrides),
     )
     job = Job(job.entrypoint, {".run": run, **job.files}, variables | job.environment)
     return RayPlan(run, recipe, job, wanted, notes(variables, shell))

@@ -18,7 +18,7 @@ from launch.cluster.inventory import Inventory
 from launch.doctor.examination import wanted_of
 from launch.nodes import checks
 from launch.plan import NodePlan
-from launch.plan.job import imports
+from launch.plan.imports import imports
 from launch.plan.make import make
 from launch.recipes import Paths, Recipe, load, names, resolve
 from launch.recipes.stacks import all_pins

@@ -1,0 +1,111 @@
+"""The modules that a run will import, which each host looks for before the start, without importing them.
+
+verl imports most modules late, in a worker, and ignores some failures (`workers/engine/__init__.py` only warns that an
+engine is not available), so that a run dies minutes after its start with a misleading message. So the list is made in
+advance, from verl 0.9.1's sources. It does not include verl's own requirements, which are installed with verl, nor what
+the user's reward file or data need.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from ascend_quant.recipes.keys import ACTOR, MODEL, ROLLOUT, TRANSFORMER
+from launch.plan.job import last_value
+from launch.recipes import Recipe
+from launch.recipes.stacks import pins
+from launch.recipes.verl import RELEASE, verl_of
+from launch.system.software import Import
+
+PLUGINS = "vllm.general_plugins"  # entry points of this group are what vLLM loads
+COMPILED = "transformer_engine_torch"  # in the package for wheels of its core; at the top where all of it was built
+TRACKERS = {"tracking": "wandb", "vemlp_wandb": "volcengine_ml_platform"}  # names of `trainer.logger` that differ
+
+
+def imports(recipe: Recipe, overrides: Sequence[str]) -> list[Import]:
+    """List what a run will import, each once.
+
+    Args:
+        overrides: verl's settings in the order in which they are given: the recipe's, then the user's.
+    """
+    subjects = (_base, _trainer, _rollout, _checkpoint_engine, _trackers)
+    found = [one for subject in subjects for one in subject(recipe, overrides)]
+    return list({(one.module, one.group): one for one in reversed(found)}.values())[::-1]
+
+
+def _base(recipe: Recipe, _: Sequence[str]) -> Iterator[Import]:
+    install = f"use the image of stack {recipe.stack}, or install its lock"
+    for module in ("torch", "transformers", "ray", "verl"):
+        yield Import(module, "every run", install)
+    if verl_of(recipe.stack) is RELEASE:
+        yield Import("transfer_queue", "verl's trainer", install)
+
+
+def _trainer(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
+    engine = last_value(overrides, "model_engine", "dp")
+    if engine == "megatron":
+        yield from _megatron(recipe, overrides)
+    elif pins(recipe.stack).devices != "npu":  # there transformers has flash_attention_2 of torch_npu
+        yield from _flash_attention(overrides)
+    if last_value(overrides, f"{MODEL}.use_liger", "false").lower() == "true":
+        yield Import("liger_kernel", f"{MODEL}.use_liger", f"install liger-kernel, or set {MODEL}.use_liger=false")
+
+
+def _flash_attention(overrides: Sequence[str]) -> Iterator[Import]:
+    """Yield FlashAttention 2, verl's default attention in transformers (workers/config/model.py)."""
+    key = f"{MODEL}.override_config.attn_implementation"
+    name = last_value(overrides, key, "flash_attention_2")
+    package = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}.get(name)
+    if package:
+        yield Import(package, f"the trainer's attention {name}", f"install it, or set another with ++{key}=..")
+
+
+def _megatron(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
+    """Yield what verl/workers/engine/megatron and mindspeed import; the bridge always imports modelopt."""
+    install = f"install it (stack {recipe.stack}: docs/recipes.md), or choose a recipe that trains with FSDP2"
+    yield Import("megatron.core", "the Megatron trainer", install)
+    if _uses_mbridge(recipe, overrides):
+        yield Import("mbridge", "the Megatron trainer, to load and send weights", install)
+    else:
+        yield Import("megatron.bridge", "the Megatron trainer, to load and send weights", install)
+        yield Import("modelopt.torch", "Megatron-Bridge", install)
+    if pins(recipe.stack).devices == "npu":
+        yield Import("mindspeed.megatron_adaptor", "the Megatron trainer on NPUs", install)
+        return
+    # The last is compiled for one torch and installed apart. Without it `import megatron.core` itself fails.
+    yield Import("transformer_engine.pytorch", "the Megatron trainer's layers", install)
+    yield Import(COMPILED, "TransformerEngine", install, elsewhere=f"transformer_engine.wheel_lib.{COMPILED}")
+    if last_value(overrides, f"{TRANSFORMER}.attention_backend", "flash") == "flash":
+        instead = f"install flash-attn, or set {TRANSFORMER}.attention_backend=fused (cuDNN's)"
+        yield Import("flash_attn", "Megatron's attention_backend flash (verl's default)", instead)
+
+
+def _uses_mbridge(recipe: Recipe, overrides: Sequence[str]) -> bool:
+    older = "false" if verl_of(recipe.stack) is RELEASE else "true"  # its default, in each verl
+    return last_value(overrides, f"{ACTOR}.megatron.vanilla_mbridge", older).lower() == "true"
+
+
+def _rollout(recipe: Recipe, _: Sequence[str]) -> Iterator[Import]:
+    install = f"use the image of stack {recipe.stack}"
+    yield Import("vllm", "the rollouts", f"{install}, or install its lock")
+    if pins(recipe.stack).devices == "npu":
+        yield Import("vllm_ascend", "vLLM on NPUs", install)
+    if recipe.uses_plugin:
+        yield Import(
+            "ascend_quant", f"the {recipe.rollout.scheme} rollouts", "install this project: pip install .", PLUGINS
+        )
+
+
+def _checkpoint_engine(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
+    """Yield what sends weights to disaggregated engines; on NPUs "nccl" is HCCL, which needs no module."""
+    key = f"{ROLLOUT}.checkpoint_engine.backend"
+    if last_value(overrides, key, "naive") == "nccl" and pins(recipe.stack).devices != "npu":
+        yield Import("cupy", f"{key}=nccl", "install it, or remove the setting (or the recipe's placement=apart)")
+
+
+def _trackers(_: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
+    """Yield verl's loggers (verl/utils/tracking.py); most modules have the logger's name, others their package's."""
+    chosen = last_value(overrides, "trainer.logger", "console")
+    for name in (part.strip(" '\"") for part in chosen.strip("[]").split(",")):
+        if name not in ("console", "file"):
+            module = TRACKERS.get(name, name)
+            fix = f"with the Python of the run: python -m pip install {module}; or set trainer.logger=[console,file]"
+            yield Import(module, f"trainer.logger {name}", fix)
