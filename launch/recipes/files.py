@@ -87,7 +87,8 @@ def _composed(base: str, overrides: tuple[str, ...], name: str | None = None) ->
     except RecipeError as error:
         of_hydra = not isinstance(error.__cause__, ValidationError)  # whose message may have the user's own text
         told = without_secrets_in(str(error)) if of_hydra else str(error)
-        raise LaunchError("\n".join(f"{name}: {line}" for line in told.splitlines())) from error
+        where = f"{name}: " if stem in names() or Path(name).is_file() else ""  # no such recipe: the error names it
+        raise LaunchError("\n".join(f"{where}{line}" for line in told.splitlines())) from error
     if node.name != stem:
         raise LaunchError(f"{name}: recipe.name: {node.name!r} does not match the file name: write {stem}")
     return checked(name, given(tree), Recipe, lambda _: ())

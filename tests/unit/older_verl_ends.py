@@ -15,11 +15,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+import yaml
 
 from ascend_quant import oracle
+from ascend_quant.recipes import shipped
 from ascend_quant.refit import Refit
 from ascend_quant.refit.resident import QuantizedWeight
-from launch.recipes.verl import COMMIT
 
 NAMES = [f"layers.{i}.proj.weight" for i in range(8)]
 SHAPE = (256, 1024)  # half of a bucket
@@ -89,7 +90,9 @@ class Model:
 
 
 def make_worker(device: str) -> tuple[object, Model]:
-    path, _, name = COMMIT.worker.rpartition(".")  # as a recipe's command line names it
+    tree = yaml.safe_load((shipped("plugin") / "ascend-cann8.5.yaml").read_text())  # as in a command line
+    engine = tree["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"]
+    path, _, name = engine["worker_extension_cls"].rpartition(".")
     module = import_module(path)
     module.TAKES_STACKED = False  # of that stack's vLLM, 0.10.1, and not of the one that is installed here
     worker, model = getattr(module, name)(), Model()
