@@ -1,7 +1,7 @@
-"""`run.sh train` and `stop`: a recipe on a cluster, or on this machine; with --dry-run, what that would do.
+"""The commands `run.sh train`, `stop` and `demo`, and `python -m launch node`.
 
-`run.sh demo` trains on this CPU. And `python -m launch node`: one host's part of a run. Its plan comes as a line of
-JSON on stdin; people run `train`.
+`train` trains a recipe on a cluster or on this machine, or shows what it would do (--dry-run). `demo` trains a small
+model on this CPU. `node` is one host's part of a run; `train` starts it and sends its plan as a line of JSON on stdin.
 """
 
 import json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from launch.ray_jobs.plan import RayPlan
     from launch.recipes import Paths, Recipe
 
-NOT_FORMED = 3  # a host would stop, or cannot be asked
+NOT_FORMED = 3  # a host has a problem, or does not answer
 
 
 def train(
@@ -105,7 +105,7 @@ def train(
 
 
 def train_on(address: str, recipe: "Recipe", paths: "Paths", restarts: int, shown: str | None) -> int:
-    """Train on a Ray cluster that already exists, or show ("text", "json") what would be; returns the exit code."""
+    """Train on an existing Ray cluster, or with `shown` ("text", "json") print the plan; return the exit code."""
     from launch.plan.make import new_run
     from launch.ray_jobs.cluster import connect
     from launch.ray_jobs.plan import make
@@ -117,7 +117,7 @@ def train_on(address: str, recipe: "Recipe", paths: "Paths", restarts: int, show
 
 
 def show_on(plan: "RayPlan", cluster: "RayCluster", how: str) -> int:
-    """Print what would be submitted to a Ray cluster, and what its nodes lack for it, as `show` does for hosts."""
+    """Print the plan for a Ray cluster and the problems of its nodes; return the exit code, as `show` does."""
     from ascend_quant.terminal.progress import waiting
     from launch import LaunchError
     from launch.plan.validate import problems_of
@@ -136,10 +136,10 @@ def show_on(plan: "RayPlan", cluster: "RayCluster", how: str) -> int:
 
 
 def own_number(inventory: "Inventory", local: Sequence[bool], nodes: int) -> int:
-    """Return which host of the inventory this machine is, by its own addresses.
+    """Return the number of the inventory's host that is this machine.
 
     Raises:
-        LaunchError: none, several, or one that the recipe does not use.
+        LaunchError: no host is this machine, or several are, or the recipe does not use it.
     """
     from launch import LaunchError
     from launch.environment import network
@@ -162,10 +162,10 @@ def own_number(inventory: "Inventory", local: Sequence[bool], nodes: int) -> int
 
 
 def show(plan: "Plan", as_json: bool) -> int:
-    """Print the plan, with what its hosts say of themselves; the exit code: 3 where one would stop, or is silent.
+    """Print the plan with the answers of its hosts; return 3 if a host has a problem or does not answer, else 0.
 
     Raises:
-        LaunchError: verl would refuse the job's settings, a line each.
+        LaunchError: verl would refuse the job's settings; one line for each.
     """
     from ascend_quant.terminal.progress import waiting
     from launch import LaunchError
@@ -244,7 +244,7 @@ def demo(
 
 
 def demo_arms(arms: str | None, exact: bool) -> tuple[str, ...]:
-    """Return the arms that --arms names, or those of --exact; both, and what is no arm, is wrong use."""
+    """Return the arms that --arms names, or those of --exact; exit if both are given, or a name is not an arm."""
     from launch.demo.training import ARMS, BESIDE_EXACT
 
     if exact and arms is not None:
@@ -279,7 +279,7 @@ def stop(
 
 
 def node() -> None:
-    """One host's part of a run, told what to do on stdin. Started by train on each host."""
+    """Run one host's part of a run, with orders from stdin. `train` starts this on each host."""
     from launch.nodes.run import main
 
     raise typer.Exit(main())

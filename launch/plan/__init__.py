@@ -1,6 +1,7 @@
 """Plans: what a launch does on each host, made from a recipe and an inventory before anything is started.
 
-It defines the plan of a node and that of the control host. Node plans go to the hosts as one line of JSON.
+This module defines the plan of a node and the plan of the control host. Each node plan is sent to its host as one line
+of JSON.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from launch.cluster.inventory import Inventory
 from launch.system import private
 from launch.system.software import Import
 
-Layer = tuple[str, dict[str, str]]  # who says so (recipe, inventory, host, shell), and the variables
+Layer = tuple[str, dict[str, str]]  # the source (recipe, inventory, host, shell) and its variables
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,8 @@ class Job:
     """Job that the head submits to Ray.
 
     Attributes:
-        entrypoint: the arguments of the node's own interpreter, as ["-m", MODULE, ..].
-        files: of its working directory, name -> text.
+        entrypoint: arguments of the node's Python interpreter, such as ["-m", MODULE, ..].
+        files: files of its working directory, as a mapping of names to their text.
         environment: variables that are the same on every host.
     """
 
@@ -35,13 +36,15 @@ class Saving:
     """Checkpoints that a run writes.
 
     Attributes:
-        out: the run's folder.
-        model: the folder that the model is read from, or its id on the hub.
-        train: the data of an epoch.
-        every: steps between two.
-        keep: how many stay; None: all.
-        steps: of the run; None: `epochs` times what the data have in batches of `batch`.
-        parameter_bytes: bytes of a parameter in a checkpoint.
+        out: the run's output folder.
+        model: the folder from which the model is read, or its id on the hub.
+        train: the training data, which an epoch reads once.
+        every: number of steps between two checkpoints.
+        keep: number of checkpoints that are kept; None: all.
+        steps: number of steps of the run; None: `epochs` times the number of batches in the data.
+        epochs: number of epochs.
+        batch: number of prompts in a batch.
+        parameter_bytes: bytes per parameter in a checkpoint.
     """
 
     out: str
@@ -61,25 +64,26 @@ class NodePlan:
 
     Attributes:
         run: the run's id.
-        host: its number in `members`.
-        address, nic: as the inventory has them; a name and auto are resolved on the node.
-        devices: how many of those that are there, or their numbers.
+        host: the index of this host in `members`.
+        address, nic: the values in the inventory; a host name, or auto for the NIC, is resolved on the node.
+        devices: the number of devices to use, or their indices.
         head: the head's address, as in the inventory.
-        ports: ray, dashboard, workers (a range, LOW-HIGH).
+        ports: the ports named ray and dashboard, and the range workers (LOW-HIGH).
         members: the addresses of all hosts, the head's first.
-        values: for the templates of the environment table; the node adds address, nic, family and devices.
-        layers: what the users set, the strongest last.
-        join_seconds: until when all must have joined.
-        socket_filter: only the run's hosts reach its ports, see `launch.port_guard`.
-        model: the absolute path of its folder, or its id on the hub.
-        tensor_parallel: devices that share each layer of it in the engine.
+        values: values for the templates of the environment table; the node adds address, nic, family, devices and
+            places.
+        layers: the variables that the user has set, by source; later layers override earlier ones.
+        join_seconds: time within which all hosts must join.
+        socket_filter: whether only the run's hosts can reach its ports, see `launch.port_guard`.
+        model: the absolute path of the model's folder, or its id on the hub.
+        tensor_parallel: number of devices among which the engine splits each layer of the model.
         needs: paths that must exist on this host.
-        columns: that each data file must have.
-        prompt: which of them holds the messages.
-        least_rows: of the file to train on.
+        columns: columns that each data file must have.
+        prompt: the column that contains the messages.
+        least_rows: minimum number of rows, by data file.
         imports: Python modules that the run's processes import.
-        saving: the run's checkpoints, of the head; None on workers, and where there are none.
-        job: of the head; None on workers.
+        saving: the run's checkpoints; None on workers, and if the run writes none.
+        job: the job that the head submits; None on workers.
     """
 
     run: str
@@ -108,7 +112,7 @@ class NodePlan:
 
     @property
     def temp_dir(self) -> str:
-        """Ray's temporary folder on the host that asks."""
+        """Ray's temporary folder, on the host where this is evaluated."""
         return str(private.run_folder(self.run))
 
     def to_json(self) -> str:
@@ -126,13 +130,15 @@ class Plan:
     """Plan of a whole launch.
 
     Attributes:
-        recipe: its name.
-        out: the folder of checkpoints and metrics, as the hosts see it.
+        run: the run's id.
+        recipe: the recipe's name.
+        out: the folder of checkpoints and metrics, by its path on the hosts.
         inventory: the machines; nodes[i] and start[i] belong to its host i.
-        start: the shell line that starts the node process of each host, by ssh or here.
-        containers: the name of each host's container; None on the host itself.
-        local: whether each host is this machine, so that no ssh is needed.
-        notes: what a reader of the plan should know, a line each.
+        nodes: the plan of each host.
+        start: the shell line that starts each host's node process, over ssh or on this machine.
+        containers: the name of each host's container; None if it runs directly on the host.
+        local: whether each host is this machine, so that ssh is not needed.
+        notes: notes for the reader of the plan, one line each.
     """
 
     run: str

@@ -1,10 +1,9 @@
-"""The output of --dry-run: it asks the hosts, and describes the plan as text or JSON.
+"""The output of --dry-run, which queries the hosts and describes the plan as text or JSON.
 
-The NIC and the devices of a host are asked from the host itself. A host that does not answer is shown with placeholders
-and the reason.
+Each host reports its own NIC and devices. A host that does not answer is shown with placeholders and the reason.
 
-The description is plain values, for --json: all that would be done, no secret. The text has commands that a shell takes
-as they stand.
+The description consists of plain values for --json: everything that the run would do, without secrets. The text
+contains commands that can be pasted into a shell.
 """
 
 import shlex
@@ -30,11 +29,11 @@ class Answer:
     """Answer of a host to --dry-run.
 
     Attributes:
-        wire: how it is reached; words where it is not known.
-        devices: their numbers, with commas; or words.
-        places: where those stand among the devices that the node sees, likewise.
-        silent: why the host was not asked; None if it has answered.
-        problems: what would stop the run on this host.
+        wire: the host's NIC and address; placeholders if they are not known.
+        devices: comma-separated device numbers, or a placeholder.
+        places: positions of these devices among those that the node sees, in the same form.
+        silent: why there is no answer; None if the host has answered.
+        problems: problems that would stop the run on this host.
     """
 
     wire: Wire
@@ -45,7 +44,7 @@ class Answer:
 
 
 def ask_all(plan: Plan, ask: Ask) -> list[Answer]:
-    """Ask all hosts at the same time and return their answers."""
+    """Query all hosts concurrently and return their answers."""
 
     def one(node: NodePlan) -> Answer:
         try:
@@ -58,7 +57,7 @@ def ask_all(plan: Plan, ask: Ask) -> list[Answer]:
 
 
 def answer(node: NodePlan, facts: dict[str, Any]) -> Answer:
-    """Turn what a host chose, and the problems that it found, into the values that it will have."""
+    """Return the answer of a host, from the values that it chose and the problems that it found."""
     chosen, words = facts["chosen"], unknown(node, None)
     return Answer(
         Wire(**chosen["wire"]) if chosen["wire"] else words.wire,
@@ -68,7 +67,7 @@ def answer(node: NodePlan, facts: dict[str, Any]) -> Answer:
 
 
 def unknown(node: NodePlan, silent: str | None) -> Answer:
-    """Return an answer with words for what is not known."""
+    """Return an answer with placeholders for values that are not known."""
     nic = f"<NIC with address {node.address}>" if node.nic == "auto" else node.nic
     try:
         address = str(ip_address(node.address))
@@ -86,7 +85,7 @@ def joined(numbers: Iterable[int]) -> str:
 
 
 def described(plan: Plan, answers: Sequence[Answer]) -> dict[str, Any]:
-    """Describe the whole plan as plain values; `answers` are what the hosts said."""
+    """Describe the whole plan as plain values, with the answers of its hosts."""
     return {
         "run": plan.run,
         "recipe": plan.recipe,
@@ -125,7 +124,7 @@ def host(plan: Plan, node: NodePlan, answer: Answer) -> dict[str, Any]:
 
 
 def environment(node: NodePlan, answer: Answer) -> list[dict[str, str | None]]:
-    """Describe the host's variables, with secrets hidden."""
+    """Describe the host's environment variables, without secrets."""
     wire = answer.wire
     values = {"address": wire.address, "nic": wire.nic, "family": wire.family}
     values |= {"devices": answer.devices, "places": answer.places}
@@ -141,7 +140,7 @@ def environment(node: NodePlan, answer: Answer) -> list[dict[str, str | None]]:
 
 
 def job(job: Job) -> dict[str, Any]:
-    """Describe the head's job."""
+    """Describe the job that the head submits."""
     return {
         "entrypoint": ["python", *map(override_shown, job.entrypoint)],
         "files": list(job.files),
@@ -150,7 +149,7 @@ def job(job: Job) -> dict[str, Any]:
 
 
 def text(plan: dict[str, Any]) -> str:
-    """Format the plan that `described` made; its last lines say what would stop the run."""
+    """Format the plan that `described` returned; the last lines list the problems that would stop the run."""
     hosts = plan["hosts"]
     return "\n".join(
         [*_head(plan), *(line for one in hosts for line in _host(one)), *job_lines(plan["job"]), *_end(hosts)]
@@ -186,7 +185,7 @@ def _variable(one: dict[str, Any]) -> str:
 
 
 def job_lines(job: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines that tell people of a job."""
+    """Yield the lines that describe a job as text."""
     yield ""
     yield "job on the head, through Ray's job API"
     if job["files"]:
@@ -198,7 +197,7 @@ def job_lines(job: dict[str, Any]) -> Iterator[str]:
 
 
 def _end(hosts: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield each problem with what to do about it; one that several hosts have is listed once, with their names."""
+    """Yield each problem with its fix; a problem that several hosts share is listed once, with their names."""
     found: dict[str, list[str]] = {}
     for host in hosts:
         silent = [f"could not be checked: {host['silent']}"] if host["silent"] else []

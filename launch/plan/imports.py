@@ -1,9 +1,9 @@
-"""The modules that a run will import, which each host looks for before the start, without importing them.
+"""The modules that a run will import; each host looks for them before the start, without importing them.
 
 verl imports most modules late, in a worker, and ignores some failures (`workers/engine/__init__.py` only warns that an
-engine is not available), so that a run dies minutes after its start with a misleading message. So the list is made in
-advance, from verl 0.9.1's sources. It does not include verl's own requirements, which are installed with verl, nor what
-the user's reward file or data need.
+engine is not available), so a run with a missing module fails minutes after its start with a misleading message.
+Therefore this module lists the imports in advance, from verl 0.9.1's sources. The list does not include verl's own
+requirements, which are installed with verl, or the requirements of the user's reward file or data.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,16 +15,16 @@ from launch.recipes.stacks import pins
 from launch.recipes.verl import RELEASE, verl_of
 from launch.system.software import Import
 
-PLUGINS = "vllm.general_plugins"  # entry points of this group are what vLLM loads
-COMPILED = "transformer_engine_torch"  # in the package for wheels of its core; at the top where all of it was built
-TRACKERS = {"tracking": "wandb", "vemlp_wandb": "volcengine_ml_platform"}  # names of `trainer.logger` that differ
+PLUGINS = "vllm.general_plugins"  # the entry point group from which vLLM loads plugins
+COMPILED = "transformer_engine_torch"  # inside the package in wheels of the core; top-level if built from source
+TRACKERS = {"tracking": "wandb", "vemlp_wandb": "volcengine_ml_platform"}  # names of `trainer.logger` that differ from their module
 
 
 def imports(recipe: Recipe, overrides: Sequence[str]) -> list[Import]:
-    """List what a run will import, each once.
+    """List the modules that a run will import, without duplicates.
 
     Args:
-        overrides: verl's settings in the order in which they are given: the recipe's, then the user's.
+        overrides: overrides of verl's settings: the recipe's, then the user's.
     """
     subjects = (_base, _trainer, _rollout, _checkpoint_engine, _trackers)
     found = [one for subject in subjects for one in subject(recipe, overrides)]
@@ -43,14 +43,14 @@ def _trainer(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
     engine = last_value(overrides, "model_engine", "dp")
     if engine == "megatron":
         yield from _megatron(recipe, overrides)
-    elif pins(recipe.stack).devices != "npu":  # there transformers has flash_attention_2 of torch_npu
+    elif pins(recipe.stack).devices != "npu":  # on NPUs, transformers uses torch_npu's flash_attention_2
         yield from _flash_attention(overrides)
     if last_value(overrides, f"{MODEL}.use_liger", "false").lower() == "true":
         yield Import("liger_kernel", f"{MODEL}.use_liger", f"install liger-kernel, or set {MODEL}.use_liger=false")
 
 
 def _flash_attention(overrides: Sequence[str]) -> Iterator[Import]:
-    """Yield FlashAttention 2, verl's default attention in transformers (workers/config/model.py)."""
+    """Yield the package of the trainer's attention; verl's default is FlashAttention 2 (workers/config/model.py)."""
     key = f"{MODEL}.override_config.attn_implementation"
     name = last_value(overrides, key, "flash_attention_2")
     package = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}.get(name)
@@ -59,7 +59,7 @@ def _flash_attention(overrides: Sequence[str]) -> Iterator[Import]:
 
 
 def _megatron(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
-    """Yield what verl/workers/engine/megatron and mindspeed import; the bridge always imports modelopt."""
+    """Yield the imports of verl/workers/engine/megatron and mindspeed; Megatron-Bridge always imports modelopt."""
     install = f"install it (stack {recipe.stack}: docs/recipes.md), or choose a recipe that trains with FSDP2"
     yield Import("megatron.core", "the Megatron trainer", install)
     if _uses_mbridge(recipe, overrides):
@@ -70,7 +70,7 @@ def _megatron(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
     if pins(recipe.stack).devices == "npu":
         yield Import("mindspeed.megatron_adaptor", "the Megatron trainer on NPUs", install)
         return
-    # The last is compiled for one torch and installed apart. Without it `import megatron.core` itself fails.
+    # The second is compiled for one torch version and installed separately; without it, `import megatron.core` fails.
     yield Import("transformer_engine.pytorch", "the Megatron trainer's layers", install)
     yield Import(COMPILED, "TransformerEngine", install, elsewhere=f"transformer_engine.wheel_lib.{COMPILED}")
     if last_value(overrides, f"{TRANSFORMER}.attention_backend", "flash") == "flash":
@@ -79,7 +79,7 @@ def _megatron(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
 
 
 def _uses_mbridge(recipe: Recipe, overrides: Sequence[str]) -> bool:
-    older = "false" if verl_of(recipe.stack) is RELEASE else "true"  # its default, in each verl
+    older = "false" if verl_of(recipe.stack) is RELEASE else "true"  # verl's default, which depends on its version
     return last_value(overrides, f"{ACTOR}.megatron.vanilla_mbridge", older).lower() == "true"
 
 
@@ -95,14 +95,14 @@ def _rollout(recipe: Recipe, _: Sequence[str]) -> Iterator[Import]:
 
 
 def _checkpoint_engine(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
-    """Yield what sends weights to disaggregated engines; on NPUs "nccl" is HCCL, which needs no module."""
+    """Yield the module that sends weights to disaggregated engines; on NPUs, "nccl" means HCCL, which needs none."""
     key = f"{ROLLOUT}.checkpoint_engine.backend"
     if last_value(overrides, key, "naive") == "nccl" and pins(recipe.stack).devices != "npu":
         yield Import("cupy", f"{key}=nccl", "install it, or remove the setting (or the recipe's placement=apart)")
 
 
 def _trackers(_: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
-    """Yield verl's loggers (verl/utils/tracking.py); most modules have the logger's name, others their package's."""
+    """Yield the modules of verl's loggers (verl/utils/tracking.py); most are named like the logger."""
     chosen = last_value(overrides, "trainer.logger", "console")
     for name in (part.strip(" '\"") for part in chosen.strip("[]").split(",")):
         if name not in ("console", "file"):

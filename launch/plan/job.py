@@ -1,7 +1,7 @@
 """The job of a run, which the head submits to Ray: its command, its files on the hosts, and its checkpoints.
 
-The command is verl with the recipe's overrides, then the user's, which win. Paths are those that its processes see on
-the hosts. For checkpoints the job has their interval, number and size.
+The command runs verl with the recipe's overrides, then the user's, which have priority. Paths are those that the job's
+processes see on the hosts.
 """
 
 import os
@@ -18,14 +18,14 @@ from launch.recipes.overrides import Resolved, key
 from launch.recipes.paths import data_files
 
 NODES = "trainer.nnodes"
-SAVE = "trainer.save_freq"  # never, unless it is given
+SAVE = "trainer.save_freq"  # verl saves no checkpoints by default
 RESUME = "trainer.resume_mode"
 REWARDS = (
     "reward.custom_reward_function.path",
     "custom_reward_function.path",
-)  # where both are given, verl takes the last
-KEEP = "trainer.max_actor_ckpt_to_keep"  # all, unless it is given
-STEPS = "trainer.total_training_steps"  # as many as the epochs have, unless it is given
+)  # if both are given, verl uses the second
+KEEP = "trainer.max_actor_ckpt_to_keep"  # verl keeps all checkpoints by default
+STEPS = "trainer.total_training_steps"  # by default, the number of steps in the epochs
 EPOCHS = ("trainer.total_epochs", 30)
 BATCH = ("data.train_batch_size", "1024")
 CONTENTS = f"{ACTOR}.checkpoint.save_contents"
@@ -33,11 +33,12 @@ FLOAT32, BF16 = 4, 2
 
 
 def job(run: str, resolved: Resolved, layers: Sequence[Layer], restarts: int, paths: Paths) -> Job:
-    """Return the job.
+    """Return the job that the head submits.
 
-    If the user has set a variable that the recipe passes to verl's processes, the hosts' environment wins. A job that
-    may be restarted continues from its last checkpoint. Metrics get the run's own folder beside the checkpoints,
-    because verl overwrites their file when a run continues, and the job's working directory is deleted with its Ray.
+    If the user has set a variable that the recipe passes to verl's processes, the user's value has priority. A job that
+    may be restarted continues from its last checkpoint. Metrics are written to a folder of the run beside the
+    checkpoints, because verl overwrites the metrics file when a run continues, and because the job's working directory
+    is deleted when Ray ends.
     """
     users = {name for source, variables in layers if source != "recipe" for name in variables}
     replaced = [f"{ENVIRONMENT}.{name}" for name in users]
@@ -51,12 +52,12 @@ def job(run: str, resolved: Resolved, layers: Sequence[Layer], restarts: int, pa
 
 
 def last_value(overrides: Sequence[str], name: str, default: str) -> str:
-    """Return what the last override says of a key."""
+    """Return the value of the last override of a key."""
     return next((one.partition("=")[2] for one in reversed(overrides) if key(one) == name), default)
 
 
 def values(overrides: Sequence[str], ports: Ports) -> dict[str, str]:
-    """Return the run's own values in the environment table."""
+    """Return the run's values for the templates of the environment table."""
     eager = last_value(overrides, EAGER, "false").lower() == "true"
     return {
         "task_queue": "2" if eager else "1",
@@ -67,11 +68,11 @@ def values(overrides: Sequence[str], ports: Ports) -> dict[str, str]:
 
 
 def expansion(overrides: Sequence[str]) -> str:
-    """Return where HCCL's collectives run: on vector cores ("AIV"), or at HCCL's default ("").
+    """Return where HCCL's collectives run: on vector cores ("AIV"), or where HCCL runs them by default ("").
 
-    They run on vector cores if an engine's ranks share layers, but not if ranks have whole experts: MC2 then dispatches
-    the tokens, and it hung together with AIV on an A3 (vllm-ascend issue 14928). They do not between hosts either, for
-    which CANN supports AIV only on the A3s of one supernode.
+    They run on vector cores if the engine uses tensor parallelism. They do not with expert parallelism, because MC2
+    then dispatches the tokens, and MC2 with AIV hung on an A3 (vllm-ascend issue 14928). They do not on several hosts
+    either, because between hosts CANN supports AIV only on the A3s of one supernode.
     """
     ranks, experts, nodes = (last_value(overrides, key, "1") for key in (RANKS, EXPERT_RANKS, NODES))
     return "AIV" if ranks != "1" and (experts, nodes) == ("1", "1") else ""
@@ -86,10 +87,10 @@ def places(
     data: str | None = None,
     out: str | None = None,
 ) -> Paths:
-    """Return the paths of a run; by default they are in the project's folder, or in the first of inventory.shared.
+    """Return the paths of a run; by default they are in the project's folder or the first shared folder of the inventory.
 
     Args:
-        local: the head is this machine.
+        local: whether the head is this machine.
 
     Raises:
         LaunchError: a path is not given and has no default.
@@ -109,12 +110,12 @@ def _folder(option: str, *folders: str | None) -> str:
 
 
 def working_folder(inventory: Inventory, local: bool) -> str | None:
-    """Return the default folder for reading and writing: the current one, or the project's folder on other hosts."""
+    """Return the default folder for data and output: the current one, or the project's folder on other hosts."""
     return os.getcwd() if local and inventory.image is None else project_of(inventory)
 
 
 def project_of(inventory: Inventory) -> str | None:
-    """Return the folder of the checkout on the hosts; None for the image's own."""
+    """Return the folder of the checkout on the hosts; None if the image's installation is used."""
     return inventory.project or (str(ROOT) if inventory.image is None else None)
 
 
@@ -122,10 +123,10 @@ def needs(recipe: Recipe, paths: Paths, overrides: Sequence[str] = ()) -> list[s
     """List the paths that must exist on each host. A model that is not a path is a hub id.
 
     Args:
-        overrides: verl's settings; one of them may name a reward file.
+        overrides: overrides of verl's settings; one of them may name a reward file.
 
     Raises:
-        LaunchError: the reward file's path is relative, and the job has no such file.
+        LaunchError: the path of the reward file is relative, and the job's working directory has no such file.
     """
     found = [paths.model, *dict.fromkeys(data_files(recipe, paths))]
     for name in REWARDS:
@@ -146,19 +147,19 @@ def columns(overrides: Sequence[str]) -> list[str]:
 
 
 def prompt(overrides: Sequence[str]) -> str:
-    """Return the name of the messages' column."""
+    """Return the name of the column that contains the messages."""
     return last_value(overrides, "data.prompt_key", "prompt")
 
 
 def least_rows(recipe: Recipe, overrides: Sequence[str], paths: Paths) -> dict[str, int]:
-    """Return the rows that the training file must have for the run's steps in its epochs; verl drops remainders.
+    """Return the minimum number of rows of the training file, by its path.
 
-    With fewer rows than a batch verl's loader is empty; with fewer than the steps need, the run ends early as if
-    complete.
+    verl drops incomplete batches: with fewer rows than a batch, its data loader is empty, and with fewer than the steps
+    need, the run ends early as if it were complete.
     """
     train = data_files(recipe, paths)[0]
     batch = _count(last_value(overrides, *BATCH))
-    if batch is None or not columns(overrides):  # which verl refuses; a data set of the user's own has its own rows
+    if batch is None or not columns(overrides):  # verl refuses such a batch size; a custom data set may count otherwise
         return {}
     epochs = _count(last_value(overrides, EPOCHS[0], str(EPOCHS[1]))) or EPOCHS[1]
     steps = _count(last_value(overrides, STEPS, "null")) or 1
@@ -171,7 +172,7 @@ def under(path: str, folders: list[str]) -> bool:
 
 
 def saving(recipe: Recipe, overrides: Sequence[str], paths: Paths) -> Saving | None:
-    """Return the checkpoints of a run; None if there are none, or if a value is not a number, which verl rejects."""
+    """Return the checkpoints of a run; None if it writes none, or if a value is not a number, which verl rejects."""
     every = _count(last_value(overrides, SAVE, "-1"))
     batch = _count(last_value(overrides, *BATCH))
     if every is None or batch is None:
@@ -192,8 +193,8 @@ def saving(recipe: Recipe, overrides: Sequence[str], paths: Paths) -> Saving | N
 def parameter_bytes(recipe: Recipe, overrides: Sequence[str]) -> int:
     """Return the bytes per parameter in a checkpoint.
 
-    FSDP saves weights and Adam's two moments in float32, Megatron BF16 weights, and with the optimizer float32 copies
-    and moments.
+    FSDP saves the weights and Adam's two moments in float32. Megatron saves the weights in BF16, and with the optimizer
+    their float32 copies and the two moments.
     """
     contents = last_value(overrides, CONTENTS, "[model,optimizer,extra]")
     if recipe.backend == "megatron":
@@ -206,4 +207,4 @@ def parameter_bytes(recipe: Recipe, overrides: Sequence[str]) -> int:
 
 
 def _count(text: str) -> int | None:
-    return (int(text) or None) if text.isdecimal() else None  # 0 is none
+    return (int(text) or None) if text.isdecimal() else None  # 0 means none

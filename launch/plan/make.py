@@ -1,7 +1,6 @@
-"""From a recipe, an inventory and the user's shell to the plan of a run: what happens on each host.
+"""Makes the plan of a run, which says what happens on each host, from a recipe, an inventory and the user's shell.
 
-Before that, it checks that they fit together, with the paths of the run and the user's own settings of verl after `--`;
-each subject has a function that yields problems.
+First it checks that recipe, inventory and paths fit together; one function per subject yields the problems.
 """
 
 import secrets
@@ -26,12 +25,12 @@ from launch.recipes.stacks import pins
 
 
 def new_run() -> str:
-    """Return a new run id: the start time, and some letters in case two runs start at once."""
+    """Return a new run id: the start time and four random hex digits, in case two runs start at the same time."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def locals_of(inventory: Inventory) -> list[bool]:
-    """Return for each host whether it is this machine."""
+    """Return whether each host is this machine."""
     found = network.nics()
     return [network.is_here(host.address, found) for host in inventory.hosts]
 
@@ -49,10 +48,10 @@ def make(
     """Make the plan of a run.
 
     Args:
-        run: its id.
-        local: which of the inventory's hosts are this machine.
+        run: the run's id.
+        local: whether each of the inventory's hosts is this machine.
         shell: the environment of this process.
-        restarts: how often a failed job is restarted.
+        restarts: maximum number of restarts of a failed job.
 
     Raises:
         LaunchError: recipe, inventory and paths do not fit together; one line for each thing to change.
@@ -107,7 +106,7 @@ def make(
 def layers_of(
     recipe: Mapping[str, str], inventory: Inventory, host: Host, shell: Mapping[str, str], local: bool
 ) -> list[Layer]:
-    """Return the user's layers of a host's environment; later ones override earlier ones."""
+    """Return the variables that the user set for a host, by source; later layers override earlier ones."""
     layers = [
         ("recipe", dict(recipe)),
         ("inventory", inventory.environment),
@@ -121,7 +120,7 @@ def devices_of(host: Host, wanted: int, stack: str, layers: Sequence[Layer]) -> 
     """Return the devices of a host that the run uses: a count, or their indices.
 
     Raises:
-        LaunchError: a user's *_VISIBLE_DEVICES names too few devices, or not by index.
+        LaunchError: the user's *_VISIBLE_DEVICES names too few devices, or names them other than by index.
     """
     names = [row.name for row in rows(stack) if row.value == "{places}"]
     said = [(source, name, variables[name]) for source, variables in layers for name in names if name in variables]
@@ -150,7 +149,7 @@ def notes(
     overrides: Sequence[str],
     restarts: int,
 ) -> list[str]:
-    """List what a reader of the plan should know, one line each."""
+    """List notes for the reader of the plan, one line each."""
     lines = [f"importance weights: {told(recipe)}"]
     if unused := [host.address for host in inventory.hosts[recipe.nodes :]]:
         lines.append(f"not used, as the recipe needs {recipe.nodes} hosts: {', '.join(unused)}")
@@ -174,7 +173,7 @@ def notes(
 
 
 def problems(recipe: Recipe, inventory: Inventory, paths: Paths) -> list[str]:
-    """List all conflicts between recipe, inventory and paths, one line each, with what to change."""
+    """List all conflicts between recipe, inventory and paths, one line each, with the fix."""
     subjects = (_stack, _hosts, _devices, _shared, _mounted)
     return [problem for subject in subjects for problem in subject(recipe, inventory, paths)]
 
@@ -227,15 +226,15 @@ def _mounted(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str
 
 
 def attention_problems(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
-    """List problems of the trainer's attention; Megatron has its own, which ignores the setting of transformers'.
+    """List problems of the trainer's attention; none with Megatron, which does not use transformers' attention.
 
-    This is checked for every stack, since with verl's own entry, as on ascend-cann8.5, nothing else checks it before
-        training.
+    This is checked for every stack, since with verl's own entry point, as on ascend-cann8.5, nothing else checks it
+    before training.
     """
     if recipe.backend == "megatron":
         return []
     name, device = last_value(overrides, attention.NAME_KEY, attention.FLASH), pins(recipe.stack).devices
     sizes = [last_value(overrides, one, "1") for one in attention.ULYSSES_KEYS]
-    ranks = max(int(one) if one.isdecimal() else 1 for one in sizes)  # verl itself refuses what is no number
+    ranks = max(int(one) if one.isdecimal() else 1 for one in sizes)  # verl refuses a value that is not a number
     exchange = attention.without_exchange(name, ranks, device)
     return [one for one in (attention.without_kernel(name, device), exchange) if one]

@@ -1,8 +1,8 @@
 """The shell line that starts a process of this project on a host, directly or in a container.
 
-The container gets the NPUs of the run alone: without `npu-smi set -t device-share` an NPU belongs to one container, and
-dcmi ends with -8020 in the next that maps it. It gets all GPUs, of which CUDA_VISIBLE_DEVICES names those of the run.
-Mounts are binds: -v would make an empty folder of a typing error.
+A container gets only the NPUs of the run: without `npu-smi set -t device-share`, an NPU belongs to one container, and
+dcmi fails with error -8020 in the next container that maps it. A container gets all GPUs, and CUDA_VISIBLE_DEVICES
+names those of the run. Mounts use --mount type=bind, because -v creates an empty folder if the path is misspelt.
 """
 
 import shlex
@@ -15,13 +15,13 @@ from launch.plan.job import project_of
 from launch.system.processes import OPEN_FILES
 
 NODE = ("-m", "launch", "node")
-PYTHON = ".venv/bin/python" if IS_CHECKOUT else sys.executable  # in a container that is a host all are of one image
+PYTHON = ".venv/bin/python" if IS_CHECKOUT else sys.executable  # outside a checkout, all hosts have the same image
 ASCEND_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
 ASCEND_DRIVER = "/usr/local/Ascend/driver"
-NPU_SMI = ("/usr/local/bin/npu-smi", "/usr/local/sbin/npu-smi")  # drivers put it into one or the other
-ASCEND_ADDRESSES = "/etc/hccn.conf"  # of the NPUs' own network; an A3 may have none
-ASCEND_FILES = ("/usr/local/dcmi", *NPU_SMI, "/etc/ascend_install.info", ASCEND_ADDRESSES)  # each where a host has it
-RDMA_DEVICES = "/dev/infiniband"  # docker maps the files of a folder
+NPU_SMI = ("/usr/local/bin/npu-smi", "/usr/local/sbin/npu-smi")  # the driver installs it in one of these folders
+ASCEND_ADDRESSES = "/etc/hccn.conf"  # addresses of the NPUs' own network; an A3 may not have this file
+ASCEND_FILES = ("/usr/local/dcmi", *NPU_SMI, "/etc/ascend_install.info", ASCEND_ADDRESSES)  # mounted if the host has them
+RDMA_DEVICES = "/dev/infiniband"  # for a folder, docker maps all devices in it
 
 
 def start_line(
@@ -35,9 +35,9 @@ def start_line(
     """Return the shell line that runs the project's Python with `argv` on a host.
 
     Args:
-        host: its number in the inventory.
-        run: the run that the process belongs to; it is then found by this mark, and the container by its name.
-        shm: size of the container's /dev/shm in GiB; it is a limit and takes memory as it is used.
+        host: the number of the host in the inventory.
+        run: the run's id, which marks the process and names the container, so that both can be found; None: no mark.
+        shm: size limit of the container's /dev/shm in GiB; memory is allocated only when it is used.
         devices: the NPUs that a container gets: their numbers, how many, or auto for all.
     """
     if inventory.image is not None:
@@ -52,14 +52,14 @@ def container_name(run: str, host: int) -> str:
 
 
 def marks(run: str) -> list[str]:
-    """Return the variables by which a run's processes are found; SPT_NOENV leaves the environment readable."""
+    """Return the variables that mark a run's processes; SPT_NOENV keeps setproctitle from overwriting them."""
     return [f"ASCEND_QUANT_RUN={run}", "SPT_NOENV=1"]
 
 
 def container(
     inventory: Inventory, host: int, argv: Sequence[str], run: str | None, shm: int, devices: Devices = "auto"
 ) -> str:
-    """Return the `docker run` of a host, as a shell line."""
+    """Return the `docker run` command of a host, as a shell line."""
     options = []
     if run:
         options += ["--name", container_name(run, host), "--label", f"ascend-quant.run={run}"]
@@ -72,7 +72,7 @@ def container(
 
 
 def limits(stack: str) -> list[str]:
-    """Open files for a long run and locked memory for RDMA; a laptop's engine may not be allowed to raise them."""
+    """Return docker's limits of open files and of locked memory (for RDMA); none on CPUs, where docker may refuse."""
     if stack == "cpu":
         return []
     return ["--ulimit", f"nofile={OPEN_FILES}:{OPEN_FILES}", "--ulimit", "memlock=-1:-1"]
@@ -85,13 +85,13 @@ def mounts(inventory: Inventory) -> list[str]:
 
 
 def bind(mount: str) -> str:
-    """Turn /host:/container[:ro] into the form of --mount."""
+    """Convert a mount from /host:/container[:ro] to the syntax of --mount."""
     source, target, *readonly = mount.split(":")
     return ",".join([f"type=bind,source={source},target={target}", *(["readonly"] if readonly else [])])
 
 
 def of_devices(stack: str, chosen: Devices) -> list[str]:
-    """Return docker options for devices, their tools' files, and networks between them; the host's shell tests."""
+    """Return docker's options for devices, driver files and RDMA; the host's shell tests which of them exist."""
     if stack.startswith("ascend"):
         return [
             shlex.join(f"--device={path}" for path in ASCEND_DEVICES),
@@ -104,7 +104,7 @@ def of_devices(stack: str, chosen: Devices) -> list[str]:
 
 
 def npus(chosen: Devices) -> str:
-    """Return options for NPUs; of a count, the first by their numbers, as a node takes them
+    """Return docker's options for NPUs; for a count, those with the lowest numbers, which a node uses, too
     (launch/nodes/checks.py)."""
     if isinstance(chosen, list):
         return shlex.join(f"--device=/dev/davinci{number}" for number in chosen)
@@ -113,5 +113,5 @@ def npus(chosen: Devices) -> str:
 
 
 def if_there(path: str, option: str) -> str:
-    """Return an option for hosts that have this file: with it, containers of the others would not start."""
+    """Return an option that is used only if the host has this file, as the container would not start otherwise."""
     return f"$(test ! -e {path} || echo {option})"

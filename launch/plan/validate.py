@@ -1,8 +1,8 @@
 """Validation of a job's settings for --dry-run, with verl's own checks, which otherwise run minutes after the start.
 
-Another process composes and checks the command line with the verl that is here (`python -m launch.plan.validate`):
-verl's own loader and checks first, then what verl and our refits find out in the job. No worker is started and no model
-is looked at. Overrides are read as JSON from stdin; what is wrong, as JSON, is the last line out.
+A separate process (`python -m launch.plan.validate`) composes and checks the command line with the installed verl:
+first with verl's loader and checks, then with the checks that verl and our refits would make in the job. It starts no
+worker and reads no model. It reads the overrides as JSON from stdin, and prints the problems as JSON in its last line.
 """
 
 import difflib
@@ -25,30 +25,30 @@ from launch.plan import Plan
 from launch.recipes.verl import verl_of
 
 RESUME = ("auto", "disable", "resume_path")
-ENGINE = "model_engine"  # chooses files of verl's configuration
-MEGATRON = ("tensor_model", "pipeline_model", "context")  # who shares one copy of the weights
-SECONDS = 180  # for verl, whose imports take most of them
+ENGINE = "model_engine"  # the group that selects files of verl's configuration
+MEGATRON = ("tensor_model", "pipeline_model", "context")  # the parallel dimensions that share one copy of the weights
+SECONDS = 180  # time limit for the process; verl's imports take most of the time
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def verl_problems(plan: Plan) -> tuple[list[str], str | None]:
-    """List what verl would refuse of the job's settings, a line each; and why they could not be checked, if so."""
+    """List the job's settings that verl would refuse, one line each, and why they could not be checked, or None."""
     return problems_of(plan.inventory.stack, next(node.job for node in plan.nodes if node.job).entrypoint)
 
 
 def problems_of(stack: str, entrypoint: list[str]) -> tuple[list[str], str | None]:
-    """List what the verl of a stack would refuse of a job's arguments, as `verl_problems` does."""
+    """List the arguments of a job that a stack's verl would refuse, as `verl_problems` does."""
     here = installed()
     wanted = verl_of(stack).name
     if here is None or wanted.split()[0] != here:
         what = f"verl {here}" if here else "no verl"
         return [], f"verl's settings were not checked: this Python has {what}, but stack {stack} has verl {wanted}"
-    found, unchecked = asked(entrypoint[2:])  # behind -m MODULE
+    found, unchecked = asked(entrypoint[2:])  # the arguments after -m MODULE
     return [f"verl {here}: {line}" for line in found], unchecked and f"verl's settings were not checked: {unchecked}"
 
 
 def asked(overrides: list[str]) -> tuple[list[str], str | None]:
-    """Ask the verl of this environment what it says of its settings; and why it could not be asked, if so."""
+    """Check settings with the verl of this environment; return the problems, and why it could not run, or None."""
     variables = os.environ | OFFLINE | {"PYTHONPATH": with_root(os.environ)}
     options = {"capture_output": True, "text": True, "errors": "replace", "timeout": SECONDS, "env": variables}
     try:
@@ -61,7 +61,7 @@ def asked(overrides: list[str]) -> tuple[list[str], str | None]:
 
 
 def installed() -> str | None:
-    """Return the version of verl in this environment."""
+    """Return the version of verl in this environment; None if it is not installed."""
     try:
         return version("verl")
     except PackageNotFoundError:
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def problems(overrides: list[str]) -> list[str]:
-    """List the problems of overrides, a line each; what cannot be read, or be of another kind, ends the check."""
+    """List the problems of overrides, one line each; the first check that finds any ends the validation."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import OverrideType
     from omegaconf import OmegaConf
@@ -86,11 +86,11 @@ def problems(overrides: list[str]) -> list[str]:
         changed = [one.key_or_group for one in given if one.type is OverrideType.CHANGE]
         if found := list(
             _unknown([key for key in changed if not key.startswith("hydra.")], tree)
-        ):  # hydra's own: below
+        ):  # Hydra's own keys are checked by `composed`
             return found
         config = composed(overrides)
         made = OmegaConf.to_container(config, resolve=True)
-    except Exception as error:  # hydra, its parser and omegaconf have classes without a common one
+    except Exception as error:  # the errors of Hydra, its parser and OmegaConf have no common base class
         return [_words(error)]
     keys = [one.key_or_group for one in given if not one.is_delete()]
     for part in (_types(keys, tree, made), _verl(config), _shares(made), _refits(config)):
@@ -100,7 +100,7 @@ def problems(overrides: list[str]) -> list[str]:
 
 
 def composed(overrides: list[str]) -> Any:
-    """Compose verl's configuration as its main would."""
+    """Compose verl's configuration as verl's main function does."""
     from hydra import compose, initialize_config_module
 
     with initialize_config_module("verl.trainer.config", version_base=None):
@@ -109,14 +109,14 @@ def composed(overrides: list[str]) -> Any:
 
 @cache
 def defaults(engine: tuple[str, ...]) -> dict[str, Any]:
-    """Return verl's own values, references not resolved."""
+    """Return verl's default values, with unresolved references."""
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(composed(list(engine)), resolve=False)
 
 
 def _unknown(given: Iterable[str], tree: dict[str, Any]) -> Iterator[str]:
-    """Yield keys that verl's configuration lacks; hydra would advise to add them, silently keeping a misspelt one."""
+    """Yield keys that verl's configuration lacks; Hydra would suggest adding them with +, even if misspelt."""
     there = [key for key, _ in leaves(tree)]
     for key in given:
         if "@" not in key and _at(tree, key) is None and key not in there and not key.startswith(tuple(OPEN)):
@@ -125,7 +125,7 @@ def _unknown(given: Iterable[str], tree: dict[str, Any]) -> Iterator[str]:
 
 
 def _types(keys: Iterable[str], tree: dict[str, Any], made: dict[str, Any]) -> Iterator[str]:
-    """Yield values of another kind than verl's default; for most of them nothing else checks before they are used."""
+    """Yield values of another kind than verl's default; most of these are not checked before they are used."""
     for key in dict.fromkeys(keys):
         default, value = _at(tree, key), _at(made, key)
         refers = isinstance(default, str) and default.startswith(("${", "???"))
@@ -134,7 +134,7 @@ def _types(keys: Iterable[str], tree: dict[str, Any], made: dict[str, Any]) -> I
 
 
 def _kind(value: Any) -> str:
-    """Return a value's kind in words. A file or several, a logger or several are alike; so are 1 and 1.0."""
+    """Return a value's kind in words; a text and a list of texts are the same kind, as are 1 and 1.0."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, bool):
@@ -143,7 +143,7 @@ def _kind(value: Any) -> str:
 
 
 def _shares(made: dict[str, Any]) -> Iterator[str]:
-    """Yield a mini-batch that the data-parallel workers cannot share evenly: verl finds out after the first rollout."""
+    """Yield a mini-batch that is not divisible among the data-parallel workers: verl fails after the first rollout."""
     actor, trainer = _at(made, ACTOR), made["trainer"]
     if actor["strategy"] == "megatron":
         ranks = math.prod(actor["megatron"][f"{kind}_parallel_size"] for kind in MEGATRON)
@@ -157,17 +157,17 @@ def _shares(made: dict[str, Any]) -> Iterator[str]:
 
 
 def _verl(config: Any) -> Iterator[str]:
-    """Yield what verl's own checks find, those of our main, and names that verl looks up late."""
+    """Yield the problems that verl's checks, our main's checks, and lookups of names find."""
     try:
         from verl.trainer.ppo.utils import need_reference_policy
         from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-        validate_config(config, need_reference_policy(config), use_critic=False)  # a critic's looks for its model
+        validate_config(config, need_reference_policy(config), use_critic=False)  # the critic's check would look for its model
         cpu_settings.check(config, need_reference_policy(config))
         for part in (config.actor_rollout_ref.rollout, config.algorithm):
             omega_conf_to_dataclass(part)
         _look_up(config)
-    except Exception as error:  # asserts, ValueError, and what hydra makes of them
+    except Exception as error:  # AssertionError, ValueError, and Hydra's wrappers of them
         yield _words(error)
     if not config.trainer.use_v1:
         yield "trainer.use_v1=False: verl's deprecated trainer cannot log refits: set it to True"
@@ -176,7 +176,7 @@ def _verl(config: Any) -> Iterator[str]:
 
 
 def _refits(config: Any) -> Iterator[str]:
-    """Yield what is inconsistent in our own settings, which verl hands on unread."""
+    """Yield inconsistencies of our own settings, which verl passes on without checking them."""
     from ascend_quant.integrations.verl import settings
     from ascend_quant.integrations.verl.training import qat
     from ascend_quant.refit import RefitError
@@ -185,12 +185,12 @@ def _refits(config: Any) -> Iterator[str]:
         qat.wanted(config)
         if settings.wants_refits(config):
             settings.check_values(config)
-    except (RefitError, ValueError) as error:  # the latter of FLASHRL_* variables
+    except (RefitError, ValueError) as error:  # ValueError is raised for FLASHRL_* variables
         yield _words(error)
 
 
 def _look_up(config: Any) -> None:
-    """Find everything that a name of the configuration stands for; verl raises where there is no such thing."""
+    """Look up everything that the configuration refers to by name; verl raises an error if a name does not exist."""
     import torch
     from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn, kl_penalty
@@ -214,7 +214,7 @@ def _at(tree: Any, key: str) -> Any:
 
 
 def _words(error: BaseException) -> str:
-    """Format an error's message in one line, with its class where that says more."""
+    """Format an error's message in one line, with its class if the message is short."""
     words = " ".join(str(error).split())
     return words[:600] if len(words.split()) > 2 else f"{type(error).__name__}: {words}"
 
