@@ -1,4 +1,4 @@
-"""The output of `recipe show`: what a recipe is, and its command line."""
+"""The output of `recipe list` and `recipe show`: a recipe's properties and its command line."""
 
 import shlex
 from typing import Any
@@ -14,7 +14,7 @@ COLUMNS = ("recipe", "rollout", "training", "devices", "stack")
 
 
 def row(recipe: Recipe) -> tuple[str, ...]:
-    """Return what tells recipes apart; docs/low_precision.md has a table of it."""
+    """Return a recipe's row in the table of recipes, with the columns COLUMNS."""
     training = f"FP8 {recipe.fp8.recipe}" if recipe.fp8 else "BF16"
     training += f", QAT {recipe.qat}" if recipe.qat else ""
     training = "exact INT8" if recipe.is_exact else training
@@ -25,7 +25,7 @@ def row(recipe: Recipe) -> tuple[str, ...]:
 
 
 def described(recipe: Recipe, paths: Paths) -> dict[str, Any]:
-    """Describe a recipe for `--json`: itself, the overrides, the environment and the files beside them."""
+    """Describe a recipe for `--json`: its fields, overrides, environment and files."""
     resolved = resolve(recipe, paths)
     return {
         "recipe": tree_shown(recipe.model_dump()),
@@ -37,7 +37,7 @@ def described(recipe: Recipe, paths: Paths) -> dict[str, Any]:
 
 
 def shown(recipe: Recipe, paths: Paths) -> str:
-    """Show a recipe to people: what it is, and a command that a shell takes as is, given the secrets it names."""
+    """Return a recipe's properties and shell command as text; secrets must be set in the shell that runs it."""
     facts = [
         recipe.summary,
         f"{'model:':<10} {recipe.model.place}",
@@ -59,5 +59,5 @@ def shown(recipe: Recipe, paths: Paths) -> str:
 
 
 def _exported(name: str, value: str) -> str:
-    """Return the value to export: the shell's own, or else the recipe's; a secret is not printed."""
+    """Return the value to export: the shell's if set, else the recipe's, unless it is a secret, which is not printed."""
     return f"${{{name}:?}}" if value and secret(name, value) else f"${{{name}:-{shlex.quote(value)}}}"

@@ -1,7 +1,8 @@
 """Effective sample size of importance weights, and corrections that verl 0.9.1 computes differently from their names.
 
-A sequence's weight is the product of its tokens' ratios, so its spread grows with its length: at a mismatch of 1e-4 a
-token, which is what INT8 rollouts have, half of the batch is lost at 10,000 tokens. A token's weight does not change.
+The weight of a sequence is the product of its tokens' ratios, so its variance grows with the length: at a KL divergence
+of 1e-4 per token, which is typical of INT8 rollouts, half of the batch is lost at 10,000 tokens. The weights of single
+tokens do not depend on the length.
 """
 
 from collections.abc import Iterator
@@ -11,23 +12,24 @@ from ascend_quant.integrations.verl.training.effective_sample import LEAST, NAME
 from ascend_quant.recipes.keys import CORRECTION
 from launch.recipes.fields import Recipe
 
-FAR = -30.0  # standard deviations, below which erfc is near the end of float64
-KL = 1e-4  # nats a token, between the policies of an INT8 rollout and its trainer
+FAR = -30.0  # standard deviations; erfc underflows in float64 not far below this
+KL = 1e-4  # nats per token, between the policies of an INT8 rollout and its trainer
 
 
 def effective_share(tokens: int, kl: float, threshold: float) -> float:
     """Return the effective sample size of sequences' weights as a share of the sequences: E[w]^2 / E[w^2] (Kong 1992).
 
-    The logarithm of a weight is taken as normal: a sum over many tokens, with mean m = -tokens * kl and s^2 = -2 m as
-    its variance, as that of ratios whose mean is 1. With w = min(exp(l), c), c the threshold,
-    E[w^j] = exp(j m + j^2 s^2 / 2) Phi((log c - m) / s - j s) + c^j Phi(-(log c - m) / s): the moments of a log-normal
-    up to c (Johnson, Kotz and Balakrishnan, "Continuous Univariate Distributions" 1, chapter 14), and those that are
-    cut to it. In logarithms, since the two factors leave float64 in opposite directions.
+    The logarithm l of a weight is a sum over many tokens, and is assumed to be normal, with mean m = -tokens * kl and
+    variance s^2 = -2 m, so that the mean of the weights is 1. With w = min(exp(l), c), where c is the threshold,
+    E[w^j] = exp(j m + j^2 s^2 / 2) Phi((log c - m) / s - j s) + c^j Phi(-(log c - m) / s). The first term is the moment
+    of a log-normal variable up to c (Johnson, Kotz and Balakrishnan, "Continuous Univariate Distributions" 1, chapter
+    14), the second that of the clipped weights. The moments are computed as logarithms, since in float64 one factor
+    overflows while the other underflows.
 
     Args:
-        tokens: of a sequence.
-        kl: nats a token, from the rollout's policy to the trainer's.
-        threshold: what larger weights are cut to.
+        tokens: number of tokens of a sequence.
+        kl: KL divergence from the rollout's policy to the trainer's, in nats per token.
+        threshold: value to which larger weights are clipped.
     """
     if (spread := sqrt(2 * tokens * kl)) == 0:
         return 1.0
@@ -43,12 +45,12 @@ def effective_share(tokens: int, kl: float, threshold: float) -> float:
 
 
 def _log_phi(z: float) -> float:
-    """Return the log of the standard normal CDF; far out, by the first terms of its asymptotic expansion."""
+    """Return the log of the standard normal CDF; below FAR, by the first terms of its asymptotic expansion."""
     return log(erfc(-z / sqrt(2)) / 2) if z > FAR else -z * z / 2 - log(-z * sqrt(2 * pi)) + log1p(-1 / (z * z))
 
 
 def correction_problems(recipe: Recipe) -> Iterator[str]:
-    """Yield what would train as without weights, wait for ever, or lose most of the batch."""
+    """Yield corrections that would have no effect, hang, or lose most of the batch."""
     correction = recipe.correction
     if correction is None:
         return
@@ -67,7 +69,7 @@ def correction_problems(recipe: Recipe) -> Iterator[str]:
 
 
 def told(recipe: Recipe) -> str:
-    """Describe the correction in words, for people."""
+    """Describe the importance weights in words."""
     correction = recipe.correction
     if recipe.is_exact:
         return (

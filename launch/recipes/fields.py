@@ -1,7 +1,6 @@
-"""The launcher's view of a composed recipe: its `recipe` node, and the settings of verl that matter to a whole run.
+"""The launcher's view of a composed recipe: its `recipe` node, and the settings of verl that the launcher uses.
 
-Each field names its setting of verl; rules.py checks combinations. Everything else of a recipe is verl's own, in
-`Recipe.verl`.
+Each field names its verl setting; rules.py checks combinations. `Recipe.verl` contains all of verl's settings.
 """
 
 from collections.abc import Mapping
@@ -41,32 +40,34 @@ Variables = Annotated[dict[str, str], AfterValidator(variables.checked)]
 
 
 def of(key: str, default: Any = ...) -> Any:
-    """Return a field that is read from a setting of verl."""
+    """Return a field that is read from the verl setting `key`."""
     return Field(default, validation_alias=key)
 
 
 class Settings(Fields):
-    """Base of fields that are read from settings of verl, by their dotted keys; others are left alone."""
+    """Base of fields that are read from verl settings, by their dotted keys; other settings are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class Rollout(Settings):
-    """Fields of the rollout engine: vLLM with weights that are re-quantized in place at every step.
+    """Fields of the rollout engine: vLLM, whose weights are re-quantized in place at every sync.
 
     Attributes:
-        scheme: a name from `ascend_quant.schemes`.
-        ignore: layers that stay BF16: a full name, or re:PATTERN.
-        kv_cache: the form of keys and values: auto, BF16; int8, with one scale per token and head (on NPUs per
-            channel); fp8, with one scale per layer.
-        send: how the trainer sends quantized layers: bf16, or pre-quantized by `scheme`; delta: to disaggregated
-            engines, only what has changed since the last weight sync, pre-quantized if `scheme` has one scale per row.
-        tensor_parallel: devices of a replica.
+        scheme: name of a scheme in `ascend_quant.schemes`.
+        ignore: layers that stay BF16, each as a full name or re:PATTERN.
+        kv_cache: data type of the KV cache: auto (BF16), int8 (with one scale per token and head, or on NPUs per
+            channel), or fp8 (with one scale per layer).
+        send: how the trainer sends quantized layers: bf16, int8 or fp8 (pre-quantized by `scheme`), or delta (to
+            disaggregated engines, only the changes since the last weight sync, pre-quantized if `scheme` has one scale
+            per row).
+        tensor_parallel: number of devices of a replica.
         expert_parallel: 1, or `tensor_parallel`, in which case each device has whole experts.
-        apart: devices of each node that only the engine uses, while the others train; 0: engine and trainer take turns
-            on all devices.
-        max_prompt_length, max_response_length: tokens.
-        n: samples of a prompt.
+        apart: number of devices of each node that only the engine uses, while the others train; 0: engine and trainer
+            take turns on all devices.
+        gpu_memory_utilization: fraction of a device's memory that the engine uses.
+        max_prompt_length, max_response_length: maximum lengths in tokens.
+        n: number of samples per prompt.
     """
 
     scheme: SchemeName = of(f"{QUANTIZATION}.scheme", "bf16")
@@ -83,7 +84,7 @@ class Rollout(Settings):
 
 
 class Fp8(Settings):
-    """Fields of FP8 training by TransformerEngine, through Megatron's TransformerConfig and DDP config."""
+    """Fields of FP8 training with TransformerEngine, from Megatron's TransformerConfig and DDP config."""
 
     format: Literal["e4m3", "hybrid"] = of(f"{TRANSFORMER}.fp8")
     recipe: Literal["blockwise", "tensorwise", "delayed"] = of(f"{TRANSFORMER}.fp8_recipe", "blockwise")
@@ -91,7 +92,7 @@ class Fp8(Settings):
 
 
 class Parallel(Settings):
-    """Fields of Megatron's tensor, pipeline, context and expert parallelism: the devices that share each."""
+    """Sizes of Megatron's tensor, pipeline, context and expert parallelism."""
 
     tensor: Count = of(f"{MEGATRON}.tensor_model_parallel_size", 1)
     pipeline: Count = of(f"{MEGATRON}.pipeline_model_parallel_size", 1)
@@ -103,11 +104,11 @@ class Correction(Settings):
     """Truncated importance sampling (TIS): importance weights between the rollout's policy and the trainer's.
 
     Attributes:
-        level: one weight per token, or per sequence.
-        threshold: larger weights are clipped to this.
-        batch_normalize: divide by the batch's mean weight; only without bypass (see effective.py).
-        bypass: use the rollout's log-probabilities as the old policy's: no forward pass computes them, and the loss is
-            the plain policy gradient instead of PPO's clipped loss.
+        level: whether there is one weight per token, or per sequence.
+        threshold: value to which larger weights are clipped.
+        batch_normalize: whether weights are divided by the batch's mean weight; only without bypass (see effective.py).
+        bypass: whether the rollout's log-probabilities are used as the old policy's. Then no forward pass computes
+            them, and the loss is the plain policy gradient instead of PPO's clipped loss.
     """
 
     level: Literal["token", "sequence"] = of(f"{CORRECTION}.rollout_is")
@@ -117,18 +118,21 @@ class Correction(Settings):
 
 
 class Recipe(Node):
-    """Fields of a whole recipe: those of its `recipe` node, and what verl's settings mean.
+    """Fields of a whole recipe: those of its `recipe` node, and those that are read from verl settings.
 
     Attributes:
-        training_devices: of each node.
+        nodes: number of nodes.
+        training_devices: number of devices of each node on which the trainer runs.
+        engine: verl's name for the trainer's backend.
+        rollout: fields of the rollout engine.
         qat: the scheme by which the trainer's forward pass is fake-quantized, which must be the rollout's; with
-            int8_exact the whole forward pass equals an int8 engine's bit for bit.
-        correction: None if `qat` is int8_exact, since both policies are then equal.
-        sequence_parallel: devices that share a sequence (Ulysses); FSDP2 only.
-        parallel, fp8: Megatron only.
+            int8_exact, the whole forward pass equals an int8 engine's bit for bit.
+        correction: the importance weights; None without weights, as with int8_exact, where both policies are equal.
+        sequence_parallel: number of devices that share a sequence (Ulysses); FSDP2 only.
+        parallel, fp8: sizes of Megatron's parallelism, and FP8 training; Megatron only.
         environment: variables for every process, which override those of the stack.
-        verl: the tree of all of verl's settings that the recipe makes.
-        extra: the user's own settings of verl, as overrides of Hydra, which win.
+        verl: the tree of all verl settings that the recipe sets.
+        extra: the user's verl settings, as Hydra overrides, which have priority.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -153,7 +157,7 @@ class Recipe(Node):
 
     @property
     def devices_per_node(self) -> int:
-        """Number of devices of each node, those included that only the engine uses."""
+        """Number of devices of each node, including those that only the engine uses."""
         return self.training_devices + self.rollout.apart
 
     @property
@@ -168,21 +172,21 @@ class Recipe(Node):
 
     @property
     def qat_scheme(self) -> str | None:
-        """Scheme by which the trainer's forward pass is fake-quantized (QAT); None if it is not."""
+        """Scheme by which the trainer's forward pass is fake-quantized (QAT); None without QAT."""
         return "int8" if self.is_exact else self.qat
 
     @property
     def uses_plugin(self) -> bool:
-        """True if our plugin builds the engine; on NPUs BF16 is vllm-ascend's own, as we serve no BF16 experts."""
+        """True if our plugin builds the engine; on NPUs it does not for BF16, since it does not serve BF16 experts there."""
         return self.setting(f"{QUANTIZATION}.quant_method") == "ascend_quant"
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """Return the value of a setting of verl that the recipe makes, or else the default."""
+        """Return the value of a verl setting in the recipe, or the default if the recipe does not set it."""
         return dict(leaves(self.verl)).get(key, default)
 
 
 def given(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `Recipe` is validated from: a composed recipe, as its node and its settings by dotted keys."""
+    """Return the input of `Recipe`'s validation: the node of a composed recipe, and its verl settings by dotted keys."""
     node, verl = tree["recipe"], {key: value for key, value in tree.items() if key != "recipe"}
     settings = dict(leaves(verl))
     apart = all(settings.get(key) == value for key, value in APART.items())

@@ -1,6 +1,6 @@
-"""Loading a recipe: a shipped one by its name, or a user's file, composed by Hydra with what the user changes.
+"""Loads a shipped recipe by its name, or a user's file; Hydra composes it with the user's changes.
 
-What is wrong is told in lines that a user can act on: the file, the key, the value, and what is valid.
+Each line of an error names the file, the key, the value, and what is valid.
 """
 
 import json
@@ -25,18 +25,18 @@ from launch.recipes.rules import problems
 __all__ = ["checked", "load", "names"]
 
 Model = TypeVar("Model", bound=BaseModel)
-DEMOS = {"demo": "demo", "study": "bench study"}  # configs/demo, which launch/demo/training.py composes
+DEMOS = {"demo": "demo", "study": "bench study"}  # by their commands; launch/demo/training.py composes them
 
 
 def load(name: str, changes: Sequence[str] = ()) -> Recipe:
     """Load and check the recipe called `name`, or in the file `name` if that ends in .yaml.
 
     Args:
-        changes: overrides of Hydra, as `scheme=bf16` or `trainer.save_freq=5`; later ones win. Old names are
-            translated, with a notice on stderr.
+        changes: Hydra overrides, such as `scheme=bf16` or `trainer.save_freq=5`; later ones have priority. Old names
+            are translated, with a notice on stderr.
 
     Raises:
-        LaunchError: there is none, or it is wrong: each line names the file and what to change.
+        LaunchError: the recipe does not exist, or is wrong; each line says what to change.
     """
     if name in DEMOS:
         raise LaunchError(f"{name} is not a recipe for train: run ./run.sh {DEMOS[name]}")
@@ -54,7 +54,7 @@ def load(name: str, changes: Sequence[str] = ()) -> Recipe:
 
 
 def _older(file: str) -> tuple[str, list[str]]:
-    """Return the recipe that a file of the form before Hydra extends, and its fields as changes; 0.3 refuses them.
+    """Return the base recipe and the changes of a file in the old format (extends:), which 0.3 refuses.
 
     Raises:
         LaunchError: the file cannot be read, or extends several recipes.
@@ -85,7 +85,7 @@ def _composed(base: str, overrides: tuple[str, ...], name: str | None = None) ->
         tree = plain(alone(base, overrides))
         node = node_of(tree)
     except RecipeError as error:
-        of_hydra = not isinstance(error.__cause__, ValidationError)  # whose message may have the user's own text
+        of_hydra = not isinstance(error.__cause__, ValidationError)  # only Hydra's messages may contain secrets of the user
         told = without_secrets_in(str(error)) if of_hydra else str(error)
         where = f"{name}: " if stem in names() or Path(name).is_file() else ""  # no such recipe: the error names it
         raise LaunchError("\n".join(f"{where}{line}" for line in told.splitlines())) from error
@@ -95,15 +95,15 @@ def _composed(base: str, overrides: tuple[str, ...], name: str | None = None) ->
 
 
 def _unreadable(override: str) -> Iterator[str]:
-    """Yield why an override is none that Hydra takes, without its value, which may be a secret."""
+    """Yield why Hydra would not accept an override, without its value, which may be a secret."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     name, is_deleted = key(override), override.startswith("~")
-    if override.startswith("-") or not ("=" in override or is_deleted):  # hydra's own options begin with -
+    if override.startswith("-") or not ("=" in override or is_deleted):  # options of Hydra begin with -
         yield f"{without_secrets_in(override)[:200]!r} is not a setting: write KEY=VALUE, such as trainer.save_freq=10"
         return
-    whole = override.startswith(("+", "~")) or "={" in override  # of a part of verl's
+    whole = override.startswith(("+", "~")) or "={" in override  # adds, deletes or sets a whole part of verl's config
     if "." not in name and not is_group(override) and not whole:
         yield f"{name}: there is no such choice: {nearest(name, GROUPS)}"
     try:
@@ -113,7 +113,7 @@ def _unreadable(override: str) -> Iterator[str]:
 
 
 def _files(where: str, recipe: Recipe) -> dict[str, str]:
-    """Return the whole paths of files that lie beside the recipe, or in this repository."""
+    """Return the absolute paths of files that are beside the recipe, or in this repository."""
     made = {}
     for name, said in recipe.files.items():
         places = [place for place in (Path(where).parent / said, ROOT / said) if place.is_file()]
@@ -129,13 +129,14 @@ def _files(where: str, recipe: Recipe) -> dict[str, str]:
 def checked(
     file: Path | str, tree: Mapping[str, Any], model: type[Model], problems: Callable[[Model], Iterable[str]]
 ) -> Model:
-    """Validate a file's tree as the model has it.
+    """Validate the tree of a file.
 
     Args:
-        problems: what does not go together where each field is valid.
+        file: the file or name at the beginning of each line of an error.
+        problems: function that yields contradictions between fields that are valid one by one.
 
     Raises:
-        LaunchError: a line for each thing that pydantic, or `problems`, has found.
+        LaunchError: the tree is not valid; one line per problem that pydantic, or else `problems`, has found.
     """
     try:
         made = model.model_validate(tree)

@@ -1,6 +1,7 @@
-"""Old names of a recipe's fields in `--set`, as `--set rollout.scheme=bf16`, until 0.3: now `scheme=bf16`.
+"""Translates the old names of a recipe's fields in `--set`, which are accepted until 0.3.
 
-Each is a choice from a group, or one or several of verl's settings by verl's own names.
+For example, `--set rollout.scheme=bf16` is now `scheme=bf16`. An old name stands for a choice from a group, or for one
+or several of verl's settings.
 """
 
 import sys
@@ -27,9 +28,9 @@ from launch import LaunchError
 from launch.recipes.fields import Recipe
 from launch.recipes.verl import text
 
-ROOTS = ("nodes", "devices_per_node", "rollout", "training", "qat", "verl")  # of old names
-NODE = ("name", "summary", "model", "memory", "files", "environment")  # now in `recipe`
-DATA = ("name", "train", "validation")  # now in `recipe.data`
+ROOTS = ("nodes", "devices_per_node", "rollout", "training", "qat", "verl")  # first parts of old names
+NODE = ("name", "summary", "model", "memory", "files", "environment")  # now fields of `recipe`
+DATA = ("name", "train", "validation")  # now fields of `recipe.data`
 PLAIN = {
     "nodes": "trainer.nnodes",
     "qat": f"{OURS}.qat",
@@ -61,19 +62,20 @@ GROUPS = {
 
 
 def translated(changes: Sequence[str], base: Callable[[], Recipe]) -> tuple[list[str], list[str]]:
-    """Translate changes that have old names, and tell the user on stderr how they are written now.
+    """Translate changes with old names, and print the new ones to stderr.
 
     Args:
-        base: returns the recipe without the changes.
+        base: function that returns the recipe without the changes.
 
-    Returns: what the old ones stand for, and all others as they are.
+    Returns:
+        The translations of the changes with old names, and all other changes as they are.
     """
     fields, others = {}, []
     for change in changes:
         name, _, value = change.partition("=")
         if "=" in change and _is_old(name, value):
             parsed = {name: _parsed(name, value)}
-            fields |= parsed if name == "files" else dict(leaves(parsed))  # names of files have dots
+            fields |= parsed if name == "files" else dict(leaves(parsed))  # file names contain dots, so they are not split
         else:
             others.append(change)
     if not fields:
@@ -94,7 +96,7 @@ def _is_old(name: str, value: str) -> bool:
 def _parsed(name: str, value: str) -> Any:
     try:
         return parse_yaml(value, "the value")
-    except BadDocument as error:  # it may hold a secret, and is not shown
+    except BadDocument as error:  # the value may be a secret, so it is not shown
         how = f"write numbers as plain decimal ones (8, not 010), and quote text, as {name}='\"..\"'"
         raise LaunchError(f"--set {name}: cannot be read as YAML: {how}") from error
 
@@ -108,7 +110,7 @@ def _tell(made: tuple[str, ...]) -> None:
 
 
 def _new(fields: Mapping[str, Any], base: Recipe, backend: str) -> Iterator[str]:
-    """Yield what old fields are now, as overrides of Hydra."""
+    """Yield the Hydra overrides for which old fields stand."""
     yield from _correction(fields, base)
     yield from _devices(fields, base)
     for name, value in fields.items():

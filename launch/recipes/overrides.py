@@ -1,9 +1,9 @@
-"""The command of verl that a recipe makes: the leaves of its composed tree, as overrides of Hydra.
+"""The verl command of a recipe: the leaves of its composed tree, as Hydra overrides.
 
-They run with any verl, and without this package's recipes on Hydra's search path. A plain `key=value` fails where verl
-has no such key, so a typo is found; `+key=value` stands where verl accepts any key, or where the user wrote it.
+The command does not need this package's recipes on Hydra's search path. A plain `key=value` fails if verl has no such
+key, which finds typos; `+key=value` is used where verl accepts any key, or if the user wrote it.
 
-Refused are settings that an option makes, such as folders; those that verl does not read; and those that do harm.
+Settings that verl does not read, or that do harm, are refused.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,8 +18,9 @@ from launch.recipes.fields import Recipe
 from launch.recipes.paths import Paths, settings
 from launch.recipes.verl import text, verl_of
 
-# verl 0.9.1 casts the whole module, the frequencies of the rotary embedding too: a small random Qwen2 is then 0.04 nats
-# a token from itself at position 400, 0.8 at 3,500. With BF16 arithmetic alone, which FSDP has anyway: 0.001 everywhere
+# verl 0.9.1 casts the whole module, including the frequencies of the rotary embedding. For a small random Qwen2, the KL
+# divergence per token is then 0.04 nats at position 400 and 0.8 at 3,500. With BF16 arithmetic only, which FSDP uses
+# anyway, it is 0.001 at every position.
 HARMFUL = {
     f"{part}.fsdp_config.model_dtype": (
         "remove it: with less than float32, verl also rounds the frequencies of the rotary embedding, and the "
@@ -31,13 +32,13 @@ HARMFUL = {
 
 @dataclass(frozen=True)
 class Resolved:
-    """Resolved command of a recipe: what to run.
+    """Resolved command of a recipe.
 
     Attributes:
-        main: the module that starts it, for `python -m`.
-        overrides: its arguments.
+        main: the module to run with `python -m`.
+        overrides: arguments of the module.
         environment: variables for every process; the overrides also pass some of them on.
-        files: files for the working directory: the name there, and the file.
+        files: files for the working directory, by their names there.
     """
 
     main: str
@@ -47,7 +48,7 @@ class Resolved:
 
 
 def resolve(recipe: Recipe, paths: Paths) -> Resolved:
-    """Resolve a recipe to the command of the verl that its stack pins."""
+    """Resolve a recipe to a command for the version of verl that its stack pins."""
     verl, tree = verl_of(recipe.stack), dict(leaves(recipe.verl)) | settings(recipe, paths)
     written = {key(one): one[: len(one) - len(one.lstrip("+"))] for one in recipe.extra}
     made = [f"{_plus(name, written)}{name}={text(value)}" for name, value in tree.items() if not verl.lacks(name)]
@@ -60,13 +61,13 @@ def resolve(recipe: Recipe, paths: Paths) -> Resolved:
 
 
 def environment(recipe: Recipe) -> dict[str, str]:
-    """Return the recipe's variables for every process, HCCL's for NPUs alone: a GPU recipe may extend one for NPUs."""
+    """Return the recipe's variables for every process; without NPUs, HCCL's are left out, which a base recipe may set."""
     on_npus = recipe.stack.startswith("ascend")
     return {name: value for name, value in recipe.environment.items() if on_npus or "HCCL_" not in name}
 
 
 def verbatim(override: str) -> bool:
-    """Return whether an override is verl's alone: Hydra's own, or the deletion of a setting that verl has."""
+    """Return whether an override is passed on unchanged: one of Hydra's own, or the deletion of one of verl's keys."""
     return key(override).startswith("hydra.") or (override.startswith("~") and not plus(key(override)))
 
 
@@ -76,12 +77,12 @@ def key(override: str) -> str:
 
 
 def _plus(name: str, written: Mapping[str, str]) -> str:
-    """Return the prefix of a setting: what the user wrote before it, or a mapping that holds it."""
+    """Return the prefix of a setting: the user's, for it or a mapping that contains it, or else that of `plus`."""
     return next((sign for one, sign in written.items() if sign and f"{name}.".startswith(f"{one}.")), plus(name))
 
 
 def refused(recipe: Recipe, keys: Iterable[str]) -> Iterator[str]:
-    """Yield a line for each setting of verl that does nothing, or harm, with what to change."""
+    """Yield a line with the fix for each verl setting that has no effect, or does harm."""
     verl = verl_of(recipe.stack)
     for name in keys:
         if name in HARMFUL:

@@ -1,8 +1,8 @@
 """Rules for combinations of settings: one function per subject, which yields problems and their fixes.
 
-Here is what would be without effect, train wrongly, or fail long after the start. What the engine, verl and Megatron
-refuse when they begin, they say themselves: codes of another scheme, groups of the trainer that do not fit its devices,
-slices that are no whole heads, groups or blocks.
+The rules find settings that would have no effect, train wrongly, or fail long after the start. They do not repeat what
+the engine, verl and Megatron check at their start: codes of another scheme, parallel sizes that do not match the
+number of devices, and slices that are not whole heads, groups or blocks.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ ROUTING_REPLAY = f"{ROLLOUT}.enable_rollout_routing_replay"
 
 
 def problems(recipe: Recipe) -> list[str]:
-    """List everything that is wrong with a recipe whose fields are valid one by one."""
+    """List the problems of a recipe whose fields are valid one by one."""
     subjects = (
         *(_served, _older_verl, _fp8_training, _quantization_aware, _exact, _routing_replay),
         *(_apart, _parallel, _micro_batch, correction_problems, _own_settings, _paths, _version),
@@ -42,7 +42,7 @@ def problems(recipe: Recipe) -> list[str]:
 
 
 def _served(recipe: Recipe) -> Iterator[str]:
-    """Yield schemes and KV caches that the engine would refuse, but only once the trainer has loaded its model."""
+    """Yield schemes and KV caches that the engine would refuse, but only after the trainer has loaded its model."""
     stack, scheme, cache = recipe.stack, recipe.rollout.scheme, recipe.rollout.kv_cache
     on_npus = stack.startswith("ascend")
     if on_npus and scheme not in ("int8", "bf16"):
@@ -54,7 +54,7 @@ def _served(recipe: Recipe) -> Iterator[str]:
 
 
 def _older_verl(recipe: Recipe) -> Iterator[str]:
-    """Yield trainer options of ours that nobody reads, where the entry is verl's own."""
+    """Yield our trainer options that nothing reads, because the stack uses verl's own entry point."""
     verl, rollout = verl_of(recipe.stack), recipe.rollout
     if verl is RELEASE:
         return
@@ -96,8 +96,7 @@ def _quantization_aware(recipe: Recipe) -> Iterator[str]:
 
 
 def _exact(recipe: Recipe) -> Iterator[str]:
-    """Yield fields that break exactness; verl's settings that do are found by the adapter's
-    training/exact/settings.py."""
+    """Yield fields that break exactness; integrations/verl/training/exact/settings.py checks verl's other settings."""
     if not recipe.is_exact:
         if recipe.setting(f"{QUANTIZATION}.exact"):
             yield f"correction: exact with qat {recipe.qat}: the trainer would compute another policy than the engine"
@@ -148,7 +147,7 @@ def _routing_replay(recipe: Recipe) -> Iterator[str]:
 
 
 def _apart(recipe: Recipe) -> Iterator[str]:
-    """Yield a batch that is no whole number of updates, of which the weights are sent after the last."""
+    """Yield a batch that is not a whole number of mini-batches; the weights are sent after a batch's last update."""
     batch, mini = recipe.setting("data.train_batch_size", 1024), recipe.setting(MINI, 256)  # verl's defaults
     counts = all(isinstance(one, int) and one > 0 for one in (batch, mini))
     if recipe.rollout.apart and not (counts and batch % mini == 0):
@@ -156,7 +155,7 @@ def _apart(recipe: Recipe) -> Iterator[str]:
 
 
 def _parallel(recipe: Recipe) -> Iterator[str]:
-    """Yield devices that no engine would use, as verl counts whole replicas; and what only the other trainer reads."""
+    """Yield devices that would not form a whole replica, and settings that only the other trainer reads."""
     backend, ranks, shared = recipe.backend, recipe.rollout.tensor_parallel, recipe.sequence_parallel
     if (generating := recipe.nodes * recipe.rollout.apart or recipe.devices) % ranks:
         yield f"{RANKS}: {generating} devices are not a multiple of {ranks}"
@@ -172,7 +171,7 @@ def _parallel(recipe: Recipe) -> Iterator[str]:
 
 
 def _micro_batch(recipe: Recipe) -> Iterator[str]:
-    """Yield a micro-batch that is shorter than the longest sequence: verl would end the run at the first such one."""
+    """Yield a micro-batch that is smaller than the longest sequence, at which verl would fail."""
     longest = recipe.rollout.max_prompt_length + recipe.rollout.max_response_length
     share = recipe.parallel.context if recipe.parallel else recipe.sequence_parallel
     key = f"{ACTOR}.ppo_max_token_len_per_gpu"
@@ -189,7 +188,7 @@ def _own_settings(recipe: Recipe) -> Iterator[str]:
 
 
 def _paths(recipe: Recipe) -> Iterator[str]:
-    """Yield settings of files that are not made from the `recipe` node: the run's own paths would replace them."""
+    """Yield settings of paths that differ from those of the `recipe` node, as the run's own paths would replace them."""
     for key, value in settings(recipe, paths_of(recipe, None, recipe.data.folder, recipe.out)).items():
         if recipe.setting(key) != value:
             yield f"{key}: is chosen when the run starts: give {CHOSEN[key]}"

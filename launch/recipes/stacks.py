@@ -1,4 +1,4 @@
-"""The pins of each stack, from docker/stacks.yaml: what it is made of."""
+"""The pinned versions of each stack, from docker/stacks.yaml."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ from ascend_quant.recipes.node import Fields
 from launch import ROOT
 
 FILE = ROOT / "docker" / "stacks.yaml"
-STACK_VARIABLE = "ASCEND_QUANT_STACK"  # set by our images
+STACK_VARIABLE = "ASCEND_QUANT_STACK"  # set in our images
 
 Chip = Literal["A2", "A3"]
 Commit = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
@@ -18,9 +18,9 @@ class Source(Fields):
     """Source of a package that is built from a commit.
 
     Attributes:
-        repository: where it is cloned from.
-        commit: what is built.
-        tag, branch: where the commit was read. A commit without them was chosen.
+        repository: URL of the repository.
+        commit: hash of the commit.
+        tag, branch: the tag or branch from which the commit was taken; a commit without either was chosen itself.
     """
 
     repository: Annotated[str, Field(pattern=r"^https://github\.com/[\w.-]+/[\w.-]+$")]
@@ -33,12 +33,12 @@ class Pins(Fields):
     """Pinned versions of a stack.
 
     Attributes:
-        devices: what it computes on.
-        chips: the Atlas products that it serves.
-        cann, cuda: the toolkit's version, where there is one.
-        python: major and minor version.
-        packages: exact versions, by the names on the package index.
-        sources: of packages that are built from a commit.
+        devices: type of the devices.
+        chips: supported Atlas products.
+        cann, cuda: version of the toolkit, if there is one.
+        python: major and minor version of Python.
+        packages: exact versions of packages, by their names on the package index.
+        sources: sources of packages that are built from a commit, by name.
     """
 
     devices: Literal["none", "npu", "gpu"]
@@ -54,7 +54,7 @@ def pins(stack: str) -> Pins:
     """Return the pins of a stack.
 
     Raises:
-        KeyError: no such stack; recipes and inventories are checked for that before.
+        KeyError: there is no such stack; recipes and inventories are checked for this when they are loaded.
     """
     return all_pins()[stack]
 

@@ -1,13 +1,13 @@
-"""verl's configuration for recipes: its parts, values on its command line, and its versions.
+"""The versions of verl that the stacks pin, and the syntax of values on verl's command line.
 
 | stack          | verl                                        | its vLLM |
 |----------------|---------------------------------------------|----------|
 | ascend-cann8.5 | 0.8.0.dev, commit bcb638649a50 (April 2026) | 0.10.1   |
 | all others     | 0.9.1                                       | 0.23     |
 
-Both versions read the same configuration tree. Both have settings
-that they read nowhere: who sets one gets no error and no effect. Those of them that training scripts set are here, with
-the settings that are read in their place, if any; tests/engine/verl_reads.py found them.
+Both versions have the same configuration tree, except for `Verl.absent`. Both have settings that they do not read, so
+that setting one has no effect and raises no error. This module lists those that training scripts set, with the settings
+that are read instead, if any; tests/engine/verl_reads.py found them.
 """
 
 import re
@@ -18,9 +18,9 @@ from ascend_quant.recipes.keys import ACTOR, MODEL, REFERENCE, ROLLOUT
 from launch import LaunchError
 
 PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
-WORDS = ("null", "true", "false", "nan", "inf")  # hydra's, in any case
+WORDS = ("null", "true", "false", "nan", "inf")  # Hydra's keywords, which are case-insensitive
 
-UNREAD = {  # by both; and what is read in their place
+UNREAD = {  # settings that neither version reads, and those that are read instead
     f"{ACTOR}.use_torch_compile": (
         f"{ACTOR}.fsdp_config.use_torch_compile",
         f"{REFERENCE}.fsdp_config.use_torch_compile",
@@ -33,10 +33,10 @@ UNREAD = {  # by both; and what is read in their place
 
 
 def text(value: Any) -> str:
-    """Format a value as hydra reads it: a list, a mapping, a string, a number, true, false or null.
+    """Format a value in Hydra's syntax: a list, a mapping, a string, a number, true, false or null.
 
     Raises:
-        LaunchError: another kind of value, as YAML's dates are.
+        LaunchError: the value is of another kind, such as a date in YAML.
     """
     if isinstance(value, list):
         return f"[{','.join(map(text, value))}]"
@@ -54,7 +54,7 @@ def text(value: Any) -> str:
 
 
 def quoted(value: str) -> str:
-    """Quote in single quotes; backslashes count only before a quote, where hydra, unlike JSON, wants each twice."""
+    """Quote in single quotes; only backslashes before a quote are doubled, as Hydra requires, unlike JSON."""
     inner = re.sub(r"(\\*)'", r"\1\1\\'", value)
     slashes = len(inner) - len(inner.rstrip("\\"))
     return f"'{inner}{slashes * chr(92)}'"
@@ -65,10 +65,10 @@ class Verl:
     """Description of one version of verl.
 
     Attributes:
-        name: for people.
-        main: the module that starts a run. Ours logs every refit and proves what was sent; it needs verl's trainer v1.
-        absent: parts of the newer version's tree that this one lacks, and what they are for.
-        unread: settings of its tree that its sources read nowhere, and those that are read in their place.
+        name: name of the version in messages.
+        main: module that starts a run. Ours logs every refit and verifies the sent weights; it needs verl's trainer v1.
+        absent: parts of the newer version's tree that this version lacks, and their purposes.
+        unread: settings that this version does not read, and those that are read instead.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Verl:
     unread: dict[str, tuple[str, ...]] = field(default_factory=lambda: UNREAD)
 
     def lacks(self, key: str) -> str | None:
-        """Return the part that holds a setting, if this version has no such part."""
+        """Return the part that contains a setting, if this version lacks that part; else None."""
         return next((part for part in self.absent if key == part or key.startswith(f"{part}.")), None)
 
 
