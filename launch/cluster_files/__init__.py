@@ -1,7 +1,7 @@
-"""Files for a cluster's own tools: `recipe show NAME --as slurm | kuberay | docker-compose`.
+"""Files for the tools of a cluster: `recipe show NAME --as slurm | kuberay | docker-compose`.
 
-task.py      what each of them starts: the command, its variables, its size
-slurm.py     an sbatch script: Ray on the job's nodes (ray.sh), then the command
-kuberay.py   a RayJob, for GPUs, or for NPUs with Volcano
+task.py      the task that each of them starts: its command, variables and folders
+slurm.py     an sbatch script, which starts Ray on the job's nodes (ray.sh), then the command
+kuberay.py   a RayJob for GPUs, or for NPUs with Volcano
 compose.py   a compose file for one host, from docker/compose.yaml
 """

@@ -1,4 +1,4 @@
-"""A recipe as a compose file for one host: its service of docker/compose.yaml, with its command and variables."""
+"""A recipe as a compose file for one host: a service of docker/compose.yaml with the recipe's command and variables."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ SERVICES = {"cpu": "cpu", "cuda13": "cuda"}
 
 
 def compose(recipe: Recipe, model: str | None) -> dict[str, Any]:
-    """Return the compose file; data sets and results are in the folders that docker/compose.yaml mounts.
+    """Return the compose file; data and output are in the folders that docker/compose.yaml mounts.
 
     Raises:
         LaunchError: the recipe needs several hosts.

@@ -1,4 +1,4 @@
-"""A recipe as KubeRay's RayJob; on NPUs it is scheduled by Volcano."""
+"""A recipe as a RayJob of KubeRay, which Volcano schedules on NPUs."""
 
 import json
 import shlex
@@ -12,17 +12,17 @@ from launch.recipes.stacks import pins
 
 RESOURCES = {"gpu": "nvidia.com/gpu", "npu": "huawei.com/Ascend910"}
 ADDRESS = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-NIC = "eth0"  # of a pod
+NIC = "eth0"  # the NIC of a pod
 
 
 def ray_job(recipe: Recipe, model: str | None, data: str | None, out: str | None) -> dict[str, Any]:
-    """Return the RayJob. Kubernetes starts it again once, and verl continues from its last checkpoint.
+    """Return the RayJob. KubeRay retries it once after a failure, and verl then continues from its last checkpoint.
 
     Raises:
         LaunchError: see `task`.
     """
     made, kind = task(recipe, model, data, out, "", NIC), pins(recipe.stack).devices
-    devices = json.dumps(json.dumps({"NPU": recipe.devices_per_node}))  # KubeRay puts it into a shell's line
+    devices = json.dumps(json.dumps({"NPU": recipe.devices_per_node}))  # KubeRay inserts it into a shell command
     group = {"rayStartParams": {"resources": devices} if kind == "npu" else {}, "template": _pod(made, kind)}
     others = recipe.nodes - 1
     size = {"groupName": "workers", "replicas": others, "minReplicas": others, "maxReplicas": others}
@@ -35,7 +35,7 @@ def ray_job(recipe: Recipe, model: str | None, data: str | None, out: str | None
     }
     spec = {"entrypoint": shlex.join(made.command), "shutdownAfterJobFinishes": True, "backoffLimit": 1}
     labels = {"labels": {"volcano.sh/queue-name": "default"}} if kind == "npu" else {}
-    name = recipe.name.replace(".", "-")  # which a label of KubeRay's may not have
+    name = recipe.name.replace(".", "-")  # labels of KubeRay cannot contain dots
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
@@ -45,7 +45,7 @@ def ray_job(recipe: Recipe, model: str | None, data: str | None, out: str | None
 
 
 def _pod(made: Task, kind: str) -> dict[str, Any]:
-    """Return the template of a pod; each folder that the nodes share is a claim of its name."""
+    """Return the template of a pod; each shared folder is a persistent volume claim with the folder's name."""
     memory = made.recipe.memory.host
     limits = {"memory": f"{memory}Gi"}
     if kind in RESOURCES:
@@ -54,7 +54,7 @@ def _pod(made: Task, kind: str) -> dict[str, Any]:
     volumes |= {folder: {"persistentVolumeClaim": {"claimName": folder[1:]}} for folder in made.folders}
     if kind == "npu":
         volumes[ASCEND_DRIVER] = {"hostPath": {"path": ASCEND_DRIVER, "type": "Directory"}}
-    if image(made.recipe).endswith("-a2"):  # an A3 may have none
+    if image(made.recipe).endswith("-a2"):  # an A3 may not have this file
         volumes[ASCEND_ADDRESSES] = {"hostPath": {"path": ASCEND_ADDRESSES, "type": "File"}}
     names = {path: path.rsplit("/", 1)[-1].replace(".", "-") for path in volumes}
     container = {
@@ -68,7 +68,7 @@ def _pod(made: Task, kind: str) -> dict[str, Any]:
 
 
 def _variable(recipe: str, name: str, value: str) -> dict[str, Any]:
-    """Return a variable of a pod: its own address, a secret of the recipe's name, or a value."""
+    """Return a variable of a pod: its address, a reference to the secret with the recipe's name, or a value."""
     if not value:
         return {"name": name, **ADDRESS}
     if secret(name, value):

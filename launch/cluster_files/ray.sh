@@ -1,15 +1,15 @@
-# shellcheck shell=bash disable=SC2154,SC2034 # variables_of_node(), which uses $nic, and command stand above
+# shellcheck shell=bash disable=SC2154,SC2034 # slurm.py writes variables_of_node(), which uses $nic, and command
 set -euo pipefail
 RAY_AUTH_TOKEN=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')
 export RAY_AUTH_TOKEN RAY_AUTH_MODE=token RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export HEAD=${nodes[0]} PORT=$((20000 + SLURM_JOB_ID % 10000))
 
-address_of() { # of a node, whose name need not resolve, as Slurm knows it
+address_of() { # prints the address of a node, from Slurm, as the node's name may not resolve
   getent ahostsv4 "$(scontrol show node "$1" | grep -oP 'NodeAddr=\K\S+')" | awk 'NR == 1 { print $1 }'
 }
 
-start_ray() { # on each node
+start_ray() { # runs on each node
   address=$(address_of "$SLURMD_NODENAME")
   nic=$(ip -o addr show to "$address" | awk 'NR == 1 { print $2 }')
   variables_of_node
@@ -21,11 +21,11 @@ start_ray() { # on each node
   exec ray start --address="$HEAD_ADDRESS:$PORT" "${common[@]}"
 }
 
-on() { # on NODE COMMAND ..: replaces this shell, so that $! is srun
+on() { # on NODE COMMAND ..: runs a command on a node; exec makes $! the pid of srun
   exec srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" "${@:2}"
 }
 
-end() { # first the workers' Ray, then the head's
+end() { # ends Ray on the workers, then on the head
   local code=$?
   trap - EXIT TERM INT
   for step in "${workers[@]}" "$head"; do
@@ -48,7 +48,7 @@ for node in "${nodes[@]:1}"; do
   workers+=($!)
 done
 
-wait_for_nodes() { # on the head
+wait_for_nodes() { # runs on the head
   until ray health-check --address "$RAY_ADDRESS" 2> /dev/null; do sleep 1; done
   python -c "
 import ray, time

@@ -1,4 +1,4 @@
-"""A recipe as a script for sbatch: its head is written here, the rest is ray.sh."""
+"""A recipe as a script for sbatch; this module writes its beginning, the rest is ray.sh."""
 
 import shlex
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ DEVICES = {"gpu": "gpus-per-node={}", "npu": "gres=npu:{}"}
 
 
 def script(recipe: Recipe, model: str | None, data: str | None, out: str | None) -> str:
-    """Return the script. Slurm starts it again after a node has failed, and verl continues from its last checkpoint.
+    """Return the script. Slurm requeues it after a node failure, and verl then continues from its last checkpoint.
 
     Raises:
         LaunchError: see `task`.

@@ -1,4 +1,4 @@
-"""What a file for a cluster's own tools starts: a recipe's command, with the variables of launch/environment."""
+"""The task that a file for a cluster's tools starts: a recipe's command, with the variables of launch/environment."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from launch.ray_jobs.plan import places
 from launch.recipes import Recipe, resolve
 from launch.recipes.stacks import pins
 
-A2_DEVICES = 8  # of a node; an A3 has sixteen
+A2_DEVICES = 8  # devices of an A2 node; an A3 node has sixteen
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,11 @@ class Task:
     """A recipe's task on a cluster.
 
     Attributes:
-        command: the driver's; it continues from the last checkpoint, as these tools start a failed job again.
-        variables: of every process, the same on all nodes.
-        of_node: variables that name a node's address or NIC, as the caller has written these.
-        folders: that all nodes share, from the root of each path.
+        recipe: the recipe.
+        command: command of the driver, which continues from the last checkpoint if the tools restart the job.
+        variables: variables of every process that are the same on all nodes.
+        of_node: variables that contain a node's address or NIC, in the notation of the tool.
+        folders: folders that all nodes share: the top-level folder of each path.
     """
 
     recipe: Recipe
@@ -32,10 +33,10 @@ class Task:
 
 
 def task(recipe: Recipe, model: str | None, data: str | None, out: str | None, address: str, nic: str) -> Task:
-    """Make the task of a recipe; `address` and `nic` are what stands in the file for those of a node.
+    """Return the task of a recipe; `address` and `nic` are placeholders for those of a node.
 
     Raises:
-        LaunchError: a path is missing, or the recipe has files that the nodes do not have.
+        LaunchError: a path is not given, or the recipe has files for the working directory.
     """
     paths = places(recipe, model, data, out)
     resolved = resolve(recipe, paths)
@@ -58,6 +59,6 @@ def task(recipe: Recipe, model: str | None, data: str | None, out: str | None, a
 
 
 def image(recipe: Recipe) -> str:
-    """Return the tag of our image for a recipe."""
+    """Return the tag of our image for a recipe's stack and devices."""
     chip = "-a2" if recipe.devices_per_node <= A2_DEVICES else "-a3"
     return recipe.stack + (chip if pins(recipe.stack).devices == "npu" else "")
