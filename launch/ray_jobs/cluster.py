@@ -1,6 +1,6 @@
-"""A Ray cluster over HTTP: its token and version, the jobs of a run, and the actors that a stopped job leaves.
+"""A Ray cluster over HTTP: its token and version, the jobs of a run, and the actors that a stopped job leaves alive.
 
-Every request has a time limit, which Ray's own client lacks: a dead head does not answer at all.
+Every request has a timeout, which Ray's own client lacks, since a dead head does not answer at all.
 """
 
 import json
@@ -24,7 +24,7 @@ from launch import LaunchError
 RUN = "ascend_quant_run"  # in the metadata of each job of a run
 ANSWER_SECONDS, UPLOAD_SECONDS, STOP_SECONDS = 5, 120, 60
 POLL_SECONDS = 0.5
-OTHERS = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")  # Ray's client goes there, whatever address it is given
+OTHERS = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")  # these override the address that Ray's client is given
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 KILL = """
 import json, ray, sys
@@ -38,29 +38,29 @@ class Cluster:
     """Client of a Ray cluster.
 
     Attributes:
-        address: http://HOST:PORT of its dashboard.
-        headers: of every request, with the token if the cluster requires one.
-        version: of its Ray.
-        client: Ray's own, which uploads files and follows logs.
+        address: URL of the dashboard.
+        headers: headers of every request, with the token if the cluster requires one.
+        version: version of Ray on the cluster.
+        client: Ray's client, which uploads files and follows logs.
     """
 
     def __init__(self, address: str, headers: dict[str, str], version: str) -> None:
         self.address, self.headers, self.version = address, headers, version
         for name in OTHERS:
             os.environ.pop(name, None)
-        for name in ("ray", dashboard_sdk.__name__, sdk.__name__):  # which report uploads and closed connections
+        for name in ("ray", dashboard_sdk.__name__, sdk.__name__):  # they log uploads and closed connections
             logging.getLogger(name).setLevel(logging.WARNING)
         self.client = JobSubmissionClient(address, headers=dict(headers))
         self.client._do_request = partial(self.client._do_request, timeout=UPLOAD_SECONDS)
 
     def get(self, path: str, **parameters: Any) -> Any:
-        """Return the JSON that a path answers; raises requests' errors, all of which are OSErrors."""
+        """Return the JSON at a path; raise requests' errors, which are OSErrors."""
         answer = requests.get(f"{self.address}{path}", headers=self.headers, params=parameters, timeout=ANSWER_SECONDS)
         answer.raise_for_status()
         return answer.json()
 
     def listed(self, kind: str, **where: str) -> list[dict[str, Any]]:
-        """List what Ray's state API knows of a kind, such as nodes; `where` filters it."""
+        """List the entries of a kind, such as nodes, in Ray's state API; `where` has parameters that filter them."""
         return self.get(f"/api/v0/{kind}", detail="true", limit=10_000, **where)["data"]["result"]["result"]
 
     def job(self, submission: str) -> dict[str, Any] | None:
@@ -85,10 +85,10 @@ class Cluster:
             raise LaunchError(f"{self.address} refuses the job {submission}: {error}") from error
 
     def wait(self, submission: str, seconds: float, given_up: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-        """Wait for the end of a job and return its description; `given_up` is asked meanwhile.
+        """Wait until a job has ended and return its description; give up if `given_up` returns True.
 
         Raises:
-            LaunchError: the job has not ended in this time, or does not exist.
+            LaunchError: the job has not ended within `seconds`, or does not exist.
         """
         deadline = time.monotonic() + seconds
         while (info := self.job(submission)) and info["status"] not in ENDED:
@@ -100,7 +100,7 @@ class Cluster:
         return info
 
     def stop(self, submission: str, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Stop a job, wait for its end, and end the actors that outlive it; `given_up` is asked meanwhile."""
+        """Stop a job, wait for it, and end the actors that outlive it; see `wait` for `given_up`."""
         where = f"{self.address}/api/jobs/{submission}/stop"
         requests.post(where, headers=self.headers, timeout=ANSWER_SECONDS).raise_for_status()
         self.end_actors(self.wait(submission, STOP_SECONDS, given_up))
@@ -114,12 +114,12 @@ class Cluster:
         return found
 
     def end_actors(self, ended: Mapping[str, Any]) -> None:
-        """Wait until no actor of a job that has ended is alive; Ray leaves the detached ones, which are killed.
+        """Wait until no actor of an ended job is alive, and kill detached actors, which Ray leaves alive.
 
         Raises:
-            LaunchError: some are still alive.
+            LaunchError: some actors are still alive after STOP_SECONDS.
         """
-        if ended["job_id"] is None:  # its driver never connected to Ray
+        if ended["job_id"] is None:  # the driver never connected to Ray
             return
         deadline, killer = time.monotonic() + STOP_SECONDS, f"{ended['submission_id']}-actors"
         of_job = {"filter_keys": "job_id", "filter_predicates": "=", "filter_values": ended["job_id"]}
@@ -137,7 +137,7 @@ def connect(address: str, environment: Mapping[str, str] = os.environ) -> Cluste
     """Connect to a cluster.
 
     Raises:
-        LaunchError: no Ray dashboard answers there, or it requires a token that this shell does not have.
+        LaunchError: no Ray dashboard answers at the address, or it requires a token that this shell lacks.
     """
     where, headers = url(address), {}
     try:
@@ -161,7 +161,7 @@ def url(address: str) -> str:
     """Return the URL of a dashboard; HOST:PORT becomes http://HOST:PORT.
 
     Raises:
-        LaunchError: it is not an HTTP address, or contains a password, which the run's record would keep.
+        LaunchError: it is not an HTTP address, or it contains a password, which the run's record would keep.
     """
     whole = address if "://" in address else f"http://{address}"
     parts = urlsplit(whole)
@@ -176,7 +176,7 @@ def token(where: str, environment: Mapping[str, str]) -> str:
     """Return the token of this shell, from the places where Ray's own clients read it.
 
     Raises:
-        LaunchError: there is none.
+        LaunchError: this shell has no token.
     """
     if given := environment.get("RAY_AUTH_TOKEN", "").strip():
         return given

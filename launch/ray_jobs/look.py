@@ -1,6 +1,6 @@
 """Doctor's checks on the nodes of a Ray cluster, as a Ray job: `python -m launch.ray_jobs.look REQUESTS`.
 
-REQUESTS are JSON, by the nodes' ids; the answer is a line of JSON behind MARK.
+REQUESTS is a JSON object with one request per node id. The job prints the reports as a line of JSON after MARK.
 """
 
 import sys
@@ -15,7 +15,7 @@ REQUESTS, REPORTS = TypeAdapter(dict[str, Request]), TypeAdapter(list[HostReport
 
 
 def main(requests: dict[str, Request]) -> None:
-    """Run the checks on all nodes at the same time, and print their reports."""
+    """Run the checks on all nodes concurrently, and print their reports."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 

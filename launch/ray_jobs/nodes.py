@@ -1,6 +1,7 @@
-"""Do the nodes of a Ray cluster have what a run needs? A small Ray job runs doctor's checks on them before the run.
+"""Checks whether the nodes of a Ray cluster meet the requirements of a run, with a Ray job that runs doctor's checks.
 
-Only nodes with enough devices are checked: the others get nothing of the run but, on the head, its driver.
+Only nodes with enough devices are checked, since nothing of the run is placed on the others, except that the driver
+runs on the head.
 """
 
 from collections.abc import Callable
@@ -20,19 +21,19 @@ from launch.ray_jobs.plan import RayPlan
 from launch.recipes.stacks import pins
 from launch.system.cause import cause_in
 
-PORT = 50000  # one of those that the kernel gives; torch.distributed and vLLM use them between nodes
-START_SECONDS = 60  # of the job
+PORT = 50000  # an ephemeral port, as torch.distributed and vLLM use between nodes
+START_SECONDS = 60  # time for the job to start
 STOPPING = {*(one.name for one in (*BEFORE_RAY, inputs, out)), *(one.name for one in TOGETHER)}
-KEEPS_DEVICES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # else older Rays hide devices from tasks that take none
+KEEPS_DEVICES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # else older Rays hide devices from tasks without any
 
 
 def examine(cluster: Cluster, plan: RayPlan, submission: str, given_up: Callable[[], bool] = lambda: False) -> Report:
-    """Run doctor's checks on each node with the run's devices; `given_up` is asked meanwhile.
+    """Run doctor's checks on each node with enough devices; stop waiting if `given_up` returns True.
 
     Raises:
-        LaunchError: the checks could not be run, with the cause.
+        LaunchError: the checks could not run; the message contains the cause.
     """
-    recipe, kind = plan.recipe, "NPU" if pins(plan.recipe.stack).devices == "npu" else "GPU"  # verl: GPU on stack cpu
+    recipe, kind = plan.recipe, "NPU" if pins(plan.recipe.stack).devices == "npu" else "GPU"  # verl: GPU on stack cpu, too
     found = sorted(cluster.listed("nodes"), key=lambda node: node["node_ip"])
     alive = [node for node in found if node["state"] == "ALIVE"]
     counts = {node["node_ip"]: int(node["resources_total"].get(kind, 0)) for node in alive}
@@ -49,17 +50,17 @@ def examine(cluster: Cluster, plan: RayPlan, submission: str, given_up: Callable
     }
     reports = ask(cluster, plan, submission, requests, given_up)
     for report in reports:
-        report.traits.pop("devices", None)  # more than the run needs do no harm
+        report.traits.pop("devices", None)  # nodes may have different numbers of devices, if each has enough
     return Report(reports, [finding for one in TOGETHER for finding in one(reports, {})])
 
 
 def ask(
     cluster: Cluster, plan: RayPlan, submission: str, requests: dict[str, Request], given_up: Callable[[], bool]
 ) -> list[HostReport]:
-    """Return the nodes' answers to requests, by look.py as a Ray job."""
+    """Run look.py as a Ray job and return the nodes' reports."""
     command = ["python", "-m", "launch.ray_jobs.look", REQUESTS.dump_json(requests).decode()]
     with TemporaryDirectory() as folder:
-        sources.fill(Path(folder), plan.job.files)  # as for the run itself, so that Ray uploads it once
+        sources.fill(Path(folder), plan.job.files)  # the run's own files, so that Ray uploads them once
         cluster.submit(submission, plan.run, command, working_dir=folder, env_vars=KEEPS_DEVICES)
     info = cluster.wait(submission, START_SECONDS + EXAMINE_SECONDS, given_up)
     lines = cluster.get(f"/api/jobs/{submission}/logs")["logs"].splitlines()
@@ -70,7 +71,7 @@ def ask(
 
 
 def lines_of(report: Report) -> tuple[list[str], list[str]]:
-    """Return what would stop a run, and what else is not as it should be; a line each, with its nodes and fix."""
+    """Return the problems that would stop a run, and all others; one line each, with the nodes and the fix."""
     where: dict[Finding, list[str]] = {finding: [] for finding in report.together}
     for host in report.hosts:
         for finding in host.findings:

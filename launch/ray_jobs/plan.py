@@ -1,7 +1,7 @@
-"""What a run submits to a Ray cluster that already exists: the recipe's command, files and variables.
+"""The plan of a run on a Ray cluster that already exists: the job, with the recipe's command, files and variables.
 
-NICs, addresses and devices are the cluster's: the variables of the environment table that name them, and those of
-Ray's daemons, are left out. `--set environment.NAME=VALUE` sets one of them on all nodes.
+The cluster determines NICs, addresses and devices, so the variables of the environment table that name them, and those
+of Ray's daemons, are left out. `--set environment.NAME=VALUE` sets one of them on all nodes.
 """
 
 import os
@@ -25,7 +25,7 @@ from launch.plan.imports import imports
 from launch.plan.make import attention_problems
 from launch.recipes import Paths, Recipe, paths_of, resolve
 
-EXPANDED = re.compile(r"\$(\w|\{)")  # Ray replaces it by a variable of the node
+EXPANDED = re.compile(r"\$(\w|\{)")  # Ray replaces this with a variable of the node
 OF_NODE = {"address": "", "nic": "", "family": "ipv4", "devices": "", "places": ""}
 
 
@@ -34,10 +34,11 @@ class RayPlan:
     """Plan of a run on a Ray cluster that already exists.
 
     Attributes:
-        run: its id.
-        job: what is submitted; `python` stands before its entrypoint.
-        wanted: what each node must have.
-        notes: what its reader should know, one line each.
+        run: the run's id.
+        recipe: the recipe.
+        job: the job that is submitted; its entrypoint lacks the leading `python`.
+        wanted: requirements of each node.
+        notes: notes for the reader of the plan, one line each.
     """
 
     run: str
@@ -48,10 +49,10 @@ class RayPlan:
 
 
 def places(recipe: Recipe, model: str | None, data: str | None, out: str | None) -> Paths:
-    """Return the paths of a run on nodes about which nothing else is known.
+    """Return the paths of a run on nodes whose folders are not known.
 
     Raises:
-        LaunchError: one of them is not given and has no default.
+        LaunchError: a path is not given and has no default.
     """
     if data is None and (recipe.data.name or not (model or recipe.model.hub)):
         raise LaunchError("--ray requires --data: the folder of the data sets on the nodes")
@@ -61,10 +62,10 @@ def places(recipe: Recipe, model: str | None, data: str | None, out: str | None)
 
 
 def make(recipe: Recipe, paths: Paths, run: str, *, shell: Mapping[str, str], restarts: int = 0) -> RayPlan:
-    """Make the plan of a run; `shell` is this process's environment.
+    """Make the plan of a run; `shell` is the environment of this process.
 
     Raises:
-        LaunchError: settings do not fit together; one line for each thing to change.
+        LaunchError: settings contradict each other; one line for each thing to change.
     """
     resolved = resolve(recipe, paths)
     overrides = resolved.overrides
@@ -77,7 +78,7 @@ def make(recipe: Recipe, paths: Paths, run: str, *, shell: Mapping[str, str], re
     found = [*attention_problems(recipe, overrides), *expanded]
     if found:
         raise LaunchError("\n".join(found))
-    # each variable counts as the user's, since Ray refuses one that verl's ray.init names too
+    # all variables count as the user's, since Ray refuses those that verl's ray.init sets as well
     job = jobs.job(run, resolved, [("run", variables)], restarts, paths)
     wanted = replace(
         wanted_here(recipe, paths),
@@ -98,7 +99,7 @@ def make(recipe: Recipe, paths: Paths, run: str, *, shell: Mapping[str, str], re
 def environment(
     stack: str, overrides: Sequence[str], recipe: Mapping[str, str], shell: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables of every process of the run."""
+    """Return the variables for every process of the run."""
     values = jobs.values(overrides, Ports()) | OF_NODE
     settings = node_environment(stack, values, [("recipe", recipe), ("shell", of_shell(shell, own=False))])
     return {
@@ -109,7 +110,7 @@ def environment(
 
 
 def notes(variables: Mapping[str, str], shell: Mapping[str, str]) -> list[str]:
-    """List what a reader of the plan should know, one line each."""
+    """List notes for the reader of the plan, one line each."""
     lines = []
     if secrets := [name for name, value in variables.items() if value and secret(name, value)]:
         lines.append(f"everyone who can open the cluster's dashboard can read {', '.join(secrets)}")
@@ -122,7 +123,7 @@ def notes(variables: Mapping[str, str], shell: Mapping[str, str]) -> list[str]:
 
 
 def described(plan: RayPlan, ray: str) -> dict[str, Any]:
-    """Describe the plan as plain values, without secrets; `ray` says where it would run."""
+    """Describe the plan as plain values, without secrets; `ray` describes the cluster."""
     return {
         "run": plan.run,
         "recipe": plan.recipe.name,
@@ -134,7 +135,7 @@ def described(plan: RayPlan, ray: str) -> dict[str, Any]:
 
 
 def text(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a described plan, to which its notes and the nodes' problems were added."""
+    """Yield the lines of a plan that `described` returned, with its notes and the nodes' problems added."""
     yield f"run {tree['run']}: {tree['recipe']} on stack {tree['stack']}"
     yield f"writes to {tree['out']}"
     yield tree["ray"]

@@ -1,8 +1,8 @@
-"""A run on a Ray cluster that already exists: attempts, each of them a Ray job, RUN-1, RUN-2, after doctor's checks.
+"""A run on a Ray cluster that already exists: each attempt is a Ray job (RUN-1, RUN-2, ..), after doctor's checks.
 
-Ctrl-C and `./run.sh stop` stop the job, and the detached actors that Ray would leave. A closed terminal or a killed
-launcher leaves the job running until `stop`; it is not restarted then. A head that has been silent for half a minute
-counts as dead.
+Ctrl-C and `./run.sh stop` stop the job, and kill the detached actors that Ray would leave alive. If the terminal is
+closed or the launcher is killed, the job runs until `stop`, and is not restarted if it fails. A head that has not
+answered for half a minute counts as dead.
 """
 
 import asyncio
@@ -29,21 +29,21 @@ from launch.system.cause import Cause, of_log
 
 ASK_SECONDS = 1
 SILENT_SECONDS = 30
-JOIN_SECONDS = 300  # that a restart waits for the nodes
+JOIN_SECONDS = 300  # time that a restart waits for the nodes
 AGAIN_SECONDS = 5
-LAST_SECONDS = 10  # for the rest of the log of a job that has ended
-KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the driver itself, or as its shell says it
+LAST_SECONDS = 10  # time to read the rest of the log after a job has ended
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # exit codes of a killed driver: its own, or its shell's
 
 
 def run(plan: RayPlan, cluster: Cluster, restarts: int) -> int:
-    """Run the plan on a cluster; returns the exit code."""
+    """Run the plan on a cluster and return the exit code."""
     record = Record.begin(RUNS, run=plan.run, recipe=plan.recipe.name, ray=cluster.address)
     ends = (signal.SIGINT, signal.SIGTERM)
     return conduct(record, 0, restarts, lambda desk, number: attempt(plan, cluster, desk, number), ends)
 
 
 def attempt(plan: RayPlan, cluster: Cluster, desk: Desk, number: int) -> Outcome:
-    """Check the nodes, submit the job, follow it to its end, and end what it leaves."""
+    """Check the nodes, submit the job, follow it until it ends, and end the actors that it leaves."""
     submission, before = f"{plan.run}-{number + 1}", desk.logs.lines[DRIVER]
     desk.status.change(job="", step=0, doing="checking the nodes")
     stopping, notes = check(plan, cluster, desk, submission, number)
@@ -60,7 +60,7 @@ def attempt(plan: RayPlan, cluster: Cluster, desk: Desk, number: int) -> Outcome
             environment = variables_of(plan.job, number)
             cluster.submit(submission, plan.run, command, working_dir=folder, env_vars=environment)
         info = follow(cluster, submission, desk)
-    except (LaunchError, OSError) as error:  # requests' errors are OSErrors
+    except (LaunchError, OSError) as error:  # the errors of requests are OSErrors
         if desk.interrupt.count:
             desk.status.say(f"{submission} could not be stopped: {error}. Later: ./run.sh stop {plan.run}")
             return Outcome(INTERRUPTED)
@@ -69,7 +69,7 @@ def attempt(plan: RayPlan, cluster: Cluster, desk: Desk, number: int) -> Outcome
 
 
 def check(plan: RayPlan, cluster: Cluster, desk: Desk, submission: str, number: int) -> tuple[list[str], list[str]]:
-    """Return what would stop the run, and notes; a restart waits for nodes that come back late."""
+    """Return the problems that would stop the run, and notes; a restart waits for nodes that are not back yet."""
     deadline, looks = time.monotonic() + (JOIN_SECONDS if number else 0), 0
     while True:
         looks += 1
@@ -84,10 +84,10 @@ def check(plan: RayPlan, cluster: Cluster, desk: Desk, submission: str, number: 
 
 
 def follow(cluster: Cluster, submission: str, desk: Desk) -> dict[str, Any]:
-    """Follow a job to its end, and stop it on Ctrl-C; returns Ray's description of it.
+    """Follow a job until it ends, or stop it on Ctrl-C; return Ray's description of it.
 
     Raises:
-        LaunchError: the cluster is silent, or does not know the job any more.
+        LaunchError: the cluster does not answer, or no longer knows the job.
     """
     over = threading.Event()
     reader = threading.Thread(target=lambda: asyncio.run(pass_on(cluster, submission, desk, over)), daemon=True)
@@ -101,7 +101,7 @@ def follow(cluster: Cluster, submission: str, desk: Desk) -> dict[str, Any]:
 
 
 def watch(cluster: Cluster, submission: str, desk: Desk) -> dict[str, Any]:
-    """Ask for a job until it has ended, as `follow` does."""
+    """Poll a job until it has ended, or stop it on Ctrl-C; return Ray's description of it."""
     heard = time.monotonic()
     while not desk.interrupt.count:
         time.sleep(ASK_SECONDS)
@@ -124,8 +124,8 @@ def watch(cluster: Cluster, submission: str, desk: Desk) -> dict[str, Any]:
 
 
 async def pass_on(cluster: Cluster, submission: str, desk: Desk, over: threading.Event) -> None:
-    """Write and show the driver's lines; a connection that breaks is opened again, and goes on where it was."""
-    passed, rest = 0, ""  # characters of the log so far, and a line that has no end yet
+    """Log and print the driver's lines; a broken connection is reopened, and continues after the last line."""
+    passed, rest = 0, ""  # number of characters read so far, and an incomplete line
     while not over.is_set():
         at = 0
         try:
@@ -136,20 +136,20 @@ async def pass_on(cluster: Cluster, submission: str, desk: Desk, over: threading
                 *whole, rest = rest.replace("\r", "\n").split("\n")
                 show(whole, desk)
             break
-        except (OSError, RuntimeError, aiohttp.ClientError):  # `watch` asks whether the head is alive
+        except (OSError, RuntimeError, aiohttp.ClientError):  # `watch` notices if the head is dead
             await asyncio.sleep(ASK_SECONDS)
     show([rest], desk)
 
 
 def show(lines: list[str], desk: Desk) -> None:
-    """Write lines of the driver to its log, and show them."""
+    """Write lines of the driver to its log, and print them."""
     for line in filter(None, lines):
         desk.logs.write(DRIVER, line)
         desk.status.driver(line)
 
 
 def verdict(info: dict[str, Any], log: Path, before: int, desk: Desk) -> Outcome:
-    """Return the outcome of a job that has ended, from its status, its driver's exit code and its log."""
+    """Return the outcome of an ended job, from its status, its driver's exit code and its log."""
     if info["status"] == "SUCCEEDED":
         return Outcome(DONE)
     if info["status"] == "STOPPED":

@@ -1,7 +1,7 @@
 """The working directory of a run's Ray jobs: the job's files, and this project's packages.
 
-Ray puts the directory on the path of every process of a job, before what is installed on a node. So nodes need no
-installation of this project, and vLLM finds its plugin by the entry points that stand there.
+Ray puts the directory on the Python path of every process of a job, before the packages that are installed on a node.
+Therefore nodes do not need an installation of this project, and vLLM finds its plugin by the entry points in it.
 """
 
 import shutil
@@ -16,7 +16,7 @@ NAME = "ascend-quant"
 
 
 def fill(folder: Path, files: Mapping[str, str]) -> None:
-    """Write the job's files, this project's packages, their entry points and the stacks' pins to a folder."""
+    """Write the job's files, this project's packages with their entry points, and the stacks' pins to a folder."""
     known = distribution(NAME)
     info = f"{NAME.replace('-', '_')}-{known.version}.dist-info"
     texts = {
