@@ -17,7 +17,7 @@ from launch.system.software import Import
 
 PLUGINS = "vllm.general_plugins"  # the entry point group from which vLLM loads plugins
 COMPILED = "transformer_engine_torch"  # inside the package in wheels of the core; top-level if built from source
-TRACKERS = {"tracking": "wandb", "vemlp_wandb": "volcengine_ml_platform"}  # names of `trainer.logger` that differ from their module
+TRACKERS = {"tracking": "wandb", "vemlp_wandb": "volcengine_ml_platform"}  # loggers named unlike their module
 
 
 def imports(recipe: Recipe, overrides: Sequence[str]) -> list[Import]:

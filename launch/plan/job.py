@@ -87,7 +87,7 @@ def places(
     data: str | None = None,
     out: str | None = None,
 ) -> Paths:
-    """Return the paths of a run; by default they are in the project's folder or the first shared folder of the inventory.
+    """Return the paths of a run, by default in the project's folder or the inventory's first shared folder.
 
     Args:
         local: whether the head is this machine.

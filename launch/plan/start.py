@@ -20,7 +20,7 @@ ASCEND_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
 ASCEND_DRIVER = "/usr/local/Ascend/driver"
 NPU_SMI = ("/usr/local/bin/npu-smi", "/usr/local/sbin/npu-smi")  # the driver installs it in one of these folders
 ASCEND_ADDRESSES = "/etc/hccn.conf"  # addresses of the NPUs' own network; an A3 may not have this file
-ASCEND_FILES = ("/usr/local/dcmi", *NPU_SMI, "/etc/ascend_install.info", ASCEND_ADDRESSES)  # mounted if the host has them
+ASCEND_FILES = ("/usr/local/dcmi", *NPU_SMI, "/etc/ascend_install.info", ASCEND_ADDRESSES)  # if the host has them
 RDMA_DEVICES = "/dev/infiniband"  # for a folder, docker maps all devices in it
 
 

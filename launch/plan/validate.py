@@ -162,7 +162,7 @@ def _verl(config: Any) -> Iterator[str]:
         from verl.trainer.ppo.utils import need_reference_policy
         from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-        validate_config(config, need_reference_policy(config), use_critic=False)  # the critic's check would look for its model
+        validate_config(config, need_reference_policy(config), use_critic=False)  # a critic's check reads its model
         cpu_settings.check(config, need_reference_policy(config))
         for part in (config.actor_rollout_ref.rollout, config.algorithm):
             omega_conf_to_dataclass(part)

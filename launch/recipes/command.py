@@ -1,4 +1,4 @@
-"""The output of `recipe list` and `recipe show`: a recipe's properties and its command line."""
+"""The output of `recipe show`: a recipe's properties and its command line."""
 
 import shlex
 from typing import Any
@@ -14,7 +14,7 @@ COLUMNS = ("recipe", "rollout", "training", "devices", "stack")
 
 
 def row(recipe: Recipe) -> tuple[str, ...]:
-    """Return a recipe's row in the table of recipes, with the columns COLUMNS."""
+    """Return a recipe's row in the table of docs/low_precision.md, whose columns are COLUMNS."""
     training = f"FP8 {recipe.fp8.recipe}" if recipe.fp8 else "BF16"
     training += f", QAT {recipe.qat}" if recipe.qat else ""
     training = "exact INT8" if recipe.is_exact else training
@@ -59,5 +59,5 @@ def shown(recipe: Recipe, paths: Paths) -> str:
 
 
 def _exported(name: str, value: str) -> str:
-    """Return the value to export: the shell's if set, else the recipe's, unless it is a secret, which is not printed."""
+    """Return the value to export: the shell's if set, else the recipe's; the value of a secret is not printed."""
     return f"${{{name}:?}}" if value and secret(name, value) else f"${{{name}:-{shlex.quote(value)}}}"

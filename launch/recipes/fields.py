@@ -177,7 +177,7 @@ class Recipe(Node):
 
     @property
     def uses_plugin(self) -> bool:
-        """True if our plugin builds the engine; on NPUs it does not for BF16, since it does not serve BF16 experts there."""
+        """True if our plugin builds the engine; it does not for BF16 on NPUs, where it serves no BF16 experts."""
         return self.setting(f"{QUANTIZATION}.quant_method") == "ascend_quant"
 
     def setting(self, key: str, default: Any = None) -> Any:
@@ -186,7 +186,7 @@ class Recipe(Node):
 
 
 def given(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the input of `Recipe`'s validation: the node of a composed recipe, and its verl settings by dotted keys."""
+    """Return the input of `Recipe`'s validation: a composed recipe's node, and its verl settings by dotted keys."""
     node, verl = tree["recipe"], {key: value for key, value in tree.items() if key != "recipe"}
     settings = dict(leaves(verl))
     apart = all(settings.get(key) == value for key, value in APART.items())

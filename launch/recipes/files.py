@@ -85,7 +85,7 @@ def _composed(base: str, overrides: tuple[str, ...], name: str | None = None) ->
         tree = plain(alone(base, overrides))
         node = node_of(tree)
     except RecipeError as error:
-        of_hydra = not isinstance(error.__cause__, ValidationError)  # only Hydra's messages may contain secrets of the user
+        of_hydra = not isinstance(error.__cause__, ValidationError)  # only Hydra's may contain secrets
         told = without_secrets_in(str(error)) if of_hydra else str(error)
         where = f"{name}: " if stem in names() or Path(name).is_file() else ""  # no such recipe: the error names it
         raise LaunchError("\n".join(f"{where}{line}" for line in told.splitlines())) from error

@@ -75,7 +75,7 @@ def translated(changes: Sequence[str], base: Callable[[], Recipe]) -> tuple[list
         name, _, value = change.partition("=")
         if "=" in change and _is_old(name, value):
             parsed = {name: _parsed(name, value)}
-            fields |= parsed if name == "files" else dict(leaves(parsed))  # file names contain dots, so they are not split
+            fields |= parsed if name == "files" else dict(leaves(parsed))  # file names contain dots
         else:
             others.append(change)
     if not fields:

@@ -188,7 +188,7 @@ def _own_settings(recipe: Recipe) -> Iterator[str]:
 
 
 def _paths(recipe: Recipe) -> Iterator[str]:
-    """Yield settings of paths that differ from those of the `recipe` node, as the run's own paths would replace them."""
+    """Yield settings of paths that differ from those of the `recipe` node, as the run's paths replace them."""
     for key, value in settings(recipe, paths_of(recipe, None, recipe.data.folder, recipe.out)).items():
         if recipe.setting(key) != value:
             yield f"{key}: is chosen when the run starts: give {CHOSEN[key]}"
