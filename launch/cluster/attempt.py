@@ -1,6 +1,6 @@
-"""One attempt of a run: reach the hosts, compare them, let Ray start, watch hosts and job, end everything.
+"""One attempt of a run: it reaches the hosts, compares them, starts Ray, watches hosts and job, and ends everything.
 
-At the end every host is notified, has half a minute to end what it started, and is checked.
+At the end, every host is notified and has 40 seconds to end what it started; hosts that do not confirm are checked.
 """
 
 import queue
@@ -21,14 +21,14 @@ from launch.plan import Plan
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BEAT_SECONDS = 2
 AGAIN_SECONDS = 3
-OTHERS_SECONDS = 15  # once one host cannot take part, the others have this long to say so too
+OTHERS_SECONDS = 15  # time after the first problem in which other hosts can report theirs
 END_SECONDS = 40
 
 
 class Interrupt:
-    """Counter of Ctrl-C from its creation on: the first one ends the run in order, the second one at once.
+    """Counts Ctrl-C from its creation on: the first one ends the run in order, the second one at once.
 
-    SIGTERM and, where `signals` has it, a closed terminal count as one.
+    SIGTERM, and a closed terminal if `signals` contains SIGHUP, count like Ctrl-C.
     """
 
     def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
@@ -42,12 +42,16 @@ class Interrupt:
 
 @dataclass(frozen=True)
 class Desk:
-    """State that all attempts of a run share; all but the first four is of a run that starts Ray itself.
+    """State that all attempts of a run share; only the first four attributes are used on an existing Ray cluster.
 
     Attributes:
-        mine: the numbers of the hosts that this process starts: all, or the own one (--on-this-node).
-        token: Ray's.
-        meeting: the file by which the hosts meet, with --on-this-node.
+        record: the record of the run.
+        logs: the log files of the run.
+        status: the status line.
+        interrupt: the counter of Ctrl-C.
+        mine: numbers of the hosts that this process starts: all, or with --on-this-node its own.
+        token: Ray's authentication token.
+        meeting: path of the file through which the hosts share the token, with --on-this-node.
     """
 
     record: Record
@@ -60,30 +64,30 @@ class Desk:
 
 
 class Attempt:
-    """One attempt of a run; with `patient` any problem of joining may pass: after a restart, hosts come back late."""
+    """One attempt of a run; with `patient`, it retries after any problem of joining, as hosts may return late."""
 
     def __init__(self, plan: Plan, desk: Desk, patient: bool) -> None:
         self.plan, self.desk, self.patient = plan, desk, patient
         self.hosts = [HostState(host.address) for host in plan.inventory.hosts]
         self.mine = [self.hosts[index] for index in desk.mine]
-        self.counted = self.hosts if 0 in desk.mine else self.mine  # a worker of --on-this-node knows its own alone
+        self.counted = self.hosts if 0 in desk.mine else self.mine  # with --on-this-node, a worker knows only itself
         self.progress = Progress(self.hosts, 0 in desk.mine, desk.logs, desk.status)
         self.events: queue.Queue[tuple[int, Event]] = queue.Queue()
         self.open_at = {index: 0.0 for index in desk.mine}
         self.deadline = time.monotonic() + plan.inventory.join_seconds
         self.first_problem: float | None = None
         self.next_beat = 0.0
-        self.gone = False  # all hosts were told to start Ray
+        self.gone = False  # whether the hosts have been told to start Ray
 
     def run(self) -> Outcome:
-        """Run the attempt from the first connection to the end of the last process; returns its outcome."""
+        """Run the attempt from the first connection to the end of the last process, and return its outcome."""
         self.desk.status.change(joined=0, job="", step=0, doing="reaching the hosts")
         outcome = None
         try:
             while outcome is None:
                 self.turn()
                 outcome = Outcome(INTERRUPTED) if self.desk.interrupt.count else self.state()
-            for line in outcome.lines:  # now: a host that does not answer takes long to end
+            for line in outcome.lines:  # before the end, as a host that does not answer takes long to end
                 self.desk.status.say(line)
         finally:
             self.desk.status.change(job="", doing="ending")
@@ -91,7 +95,7 @@ class Attempt:
         return replace(outcome, cause=self.progress.cause()) if outcome.code == FAILED else outcome
 
     def turn(self) -> None:
-        """Open the connections and send the heartbeats that are due, then take in all queued events."""
+        """Open the connections and send the heartbeats that are due, then handle all queued events."""
         now = time.monotonic()
         for index in [index for index, moment in self.open_at.items() if moment <= now]:
             del self.open_at[index]
@@ -118,7 +122,7 @@ class Attempt:
         host.channel.send({"run": asdict(self.plan.nodes[index]), **task})
 
     def closed(self, index: int, code: int, errors: str) -> None:
-        """Handle a closed channel: the host has a final problem, or its node process is started again."""
+        """Handle a closed channel: record a final problem of the host, or schedule a restart of its node process."""
         host = self.hosts[index]
         why = host.problem or reason(host.address, code, errors)
         if self.gone or not (self.patient or may_pass(code, errors)):
@@ -128,7 +132,7 @@ class Attempt:
             self.open_at[index] = time.monotonic() + AGAIN_SECONDS
 
     def state(self) -> Outcome | None:
-        """Return the outcome, or None while the attempt goes on."""
+        """Return the outcome, or None while the attempt continues."""
         if all(host.joined for host in self.counted):
             return verdict(self.hosts, self.progress.job)
         if self.gone:
@@ -144,7 +148,7 @@ class Attempt:
         return not_formed(missing(self.counted, self.plan.nodes[0].ports))
 
     def compare(self) -> Missing:
-        """List the hosts that cannot take part, before Ray starts; when all can, tell them to start it."""
+        """List the hosts that cannot take part, before Ray starts; if all can, tell them to start Ray."""
         problems = [(host.address, host.problem) for host in self.mine if host.problem]
         if problems and self.first_problem is None:
             self.first_problem = time.monotonic()
@@ -164,7 +168,7 @@ class Attempt:
 
 
 def not_formed(missing: Missing) -> Outcome:
-    """Return the outcome of a cluster that did not form: every missing host, and why."""
+    """Return the outcome of a cluster that did not form, with each missing host and the reason."""
     return Outcome(NOT_FORMED, tuple(f"{address}: {why}" for address, why in missing))
 
 
@@ -175,7 +179,7 @@ def end_hosts(
     progress: Progress,
     interrupt: Interrupt,
 ) -> None:
-    """Tell all hosts to end, and wait; a second Ctrl-C ends the waiting, and hosts then end by themselves."""
+    """Tell all hosts to end, and wait; after a second Ctrl-C, do not wait, and let the hosts end by themselves."""
     for host in hosts:
         if host.open:
             host.channel.send({"end": True})
@@ -187,7 +191,7 @@ def end_hosts(
             continue
     for host in hosts:
         if host.open:
-            host.channel.kill()  # its node process ends its own when its stdin closes
+            host.channel.kill()  # the node process ends what it started when its stdin closes
     if interrupt.count > 1:
         progress.status.say("ended at once: the hosts end their own processes of the run within a minute")
         return
@@ -199,7 +203,7 @@ def end_hosts(
 
 
 def check(plan: Plan, index: int) -> str | None:
-    """End what a host's dead or cut-off node process may have left running; returns a line on that, or None."""
+    """End processes that a dead or disconnected node process may have left; return a line about them, or None."""
     address = plan.inventory.hosts[index].address
     count, why = end_on(plan.run, plan.inventory, index, plan.local[index])
     if count is None:

@@ -1,7 +1,7 @@
-"""The state of each host of a run, by its events, as the control host sees it: who is missing or dead, and why.
+"""The state of each host of a run, which the control host derives from its events: what is missing or dead, and why.
 
-A host is dead when its channel has closed, when it has not answered for 15 s, when its own Ray has ended, or when
-Ray's health checks say so; whichever is known first. For missing hosts, every known reason is reported.
+A host is dead if its channel has closed, it has not answered for 15 s, its own Ray has ended, or Ray's health checks
+report it dead, whichever comes first. For missing hosts, every known reason is reported.
 """
 
 import time
@@ -18,7 +18,7 @@ from launch.nodes.protocol import Event
 from launch.system.cause import Cause, is_consequence, of_log
 
 SILENT_SECONDS = 15
-Missing = list[tuple[str, str]]  # the address, and why
+Missing = list[tuple[str, str]]  # the host's address, and the reason
 
 
 @dataclass
@@ -26,13 +26,18 @@ class HostState:
     """State of one host in one attempt. Times are from time.monotonic().
 
     Attributes:
-        channel: to its node process; None for hosts that another process has started (--on-this-node).
-        problem: why it cannot take part, or why it died, one line; it is final.
+        address: address of the host.
+        channel: channel to its node process; None for hosts that another process starts (--on-this-node).
+        clock: estimate of its clock's offset.
+        facts: facts that its checks reported; None before.
+        started: whether its Ray has started.
+        joined: whether it has joined the cluster.
+        problem: one line on why it cannot take part, or why it died; it is final.
         passing: why it could not be reached so far; the launcher retries.
         heard: when its last message arrived.
-        waited: when the oldest unanswered beat was sent; None if all are answered.
-        last_line: the last line that its Ray or its node process wrote.
-        ended: its node process has reported that everything that it started has ended.
+        waited: when the oldest unanswered heartbeat was sent; None if all are answered.
+        last_line: last line that its Ray or its node process wrote.
+        ended: whether its node process has reported that everything that it started has ended.
         closed: whether its channel is closed.
     """
 
@@ -52,7 +57,7 @@ class HostState:
 
     @property
     def open(self) -> bool:
-        """True while orders can reach its node process."""
+        """True if orders can be sent to its node process."""
         return self.channel is not None and not self.closed
 
     def beat(self) -> None:
@@ -61,23 +66,23 @@ class HostState:
         self.channel.send({"beat": time.time()})
 
     def hear(self) -> None:
-        """Record a message of the host, which also answers its heartbeat."""
+        """Record that a message of the host has arrived, which also counts as an answer to its heartbeats."""
         self.heard, self.waited = time.monotonic(), None
 
     def silent(self) -> str | None:
-        """Return why a host counts as dead although its channel is open, or None while it answers."""
+        """Return why the host counts as dead although its channel is open, or None if it answers."""
         quiet = 0.0 if self.waited is None or not self.open else time.monotonic() - self.waited
         return f"silent for {quiet:.0f} s: it is down, or the network to it is" if quiet >= SILENT_SECONDS else None
 
     def last_words(self) -> str:
-        """Return the last line that it wrote, unless the reason already contains it."""
+        """Return a suffix with the host's last line, unless its problem already contains that line."""
         telling = self.last_line and self.last_line not in (self.problem or "")
         return f"; its last words: {self.last_line[:200]}" if telling else ""
 
 
 @dataclass(frozen=True)
 class JobEnd:
-    """End of the Ray job: its status, Ray's message, and when it became known (time.monotonic())."""
+    """End of the Ray job: its status, Ray's message, and the time at which it was reported (time.monotonic())."""
 
     status: str
     message: str
@@ -86,7 +91,7 @@ class JobEnd:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of an attempt: the exit code, a line for each thing to tell, and the cause of a failure, once known."""
+    """Outcome of an attempt: the exit code, lines for the user, and the cause of a failure, if known."""
 
     code: int
     lines: tuple[str, ...] = ()
@@ -94,20 +99,20 @@ class Outcome:
 
 
 class Progress:
-    """Handles the events of hosts: method on_NAME takes the event of that name; launch/nodes/protocol.py lists them.
+    """Handles the events of hosts: method on_NAME handles event NAME; launch/nodes/protocol.py lists the events.
 
     Args:
-        counting: the head is one of this process's hosts, so it is known who has joined.
+        counting: whether the head is one of this process's hosts, so that it is known which hosts have joined.
     """
 
     def __init__(self, hosts: list[HostState], counting: bool, logs: Logs, status: Status) -> None:
         self.hosts, self.counting, self.logs, self.status = hosts, counting, logs, status
         self.job: JobEnd | None = None
         self.closed: list[tuple[int, int, str]] = []  # hosts whose channel has closed, with exit code and stderr
-        self.driver_lines = logs.lines[DRIVER]  # of earlier attempts
+        self.driver_lines = logs.lines[DRIVER]  # number of lines from earlier attempts
 
     def cause(self) -> Cause | None:
-        """Return why the run failed: the driver's exception, else a host that died, else Ray's message."""
+        """Return the cause of the failure: the driver's exception, else a dead host, else Ray's message."""
         log = self.logs.folder / f"{DRIVER}.log"
         found = of_log(log, self.driver_lines) if log.exists() else None
         if found is not None and not is_consequence(found.error):
@@ -120,7 +125,7 @@ class Progress:
         return found or (Cause(said[-1], log=str(log)) if said else None)
 
     def take(self, index: int, event: Event) -> None:
-        """Dispatch one event of one host to its handler."""
+        """Dispatch an event of a host to its handler."""
         host = self.hosts[index]
         host.hear()
         fields = {name: value for name, value in event.items() if name != "event"}
@@ -206,8 +211,7 @@ def verdict(hosts: Sequence[HostState], job: JobEnd | None) -> Outcome | None:
 
 
 def differing(hosts: Sequence[HostState]) -> Missing:
-    """List hosts whose software differs from the head's, or whose clock differs from the control host's, before Ray
-    starts."""
+    """List hosts whose software differs from the head's, or whose clock differs from the control host's."""
     head, found = hosts[0], []
     for host in hosts:
         if host.facts is None:
@@ -220,12 +224,12 @@ def differing(hosts: Sequence[HostState]) -> Missing:
 
 
 def missing(hosts: Sequence[HostState], ports: dict[str, int | str]) -> Missing:
-    """List the hosts that have not joined, with the reason."""
+    """List the hosts that have not joined, with the reasons."""
     return [(host.address, why(host, hosts[0], ports)) for host in hosts if not host.joined]
 
 
 def why(host: HostState, head: HostState, ports: dict[str, int | str]) -> str:
-    """Return why a host has not joined, as far as the control host knows."""
+    """Return why a host has not joined, as far as the control host can tell."""
     low, high = worker_range(ports)
     if host.problem or host.passing:
         return host.problem or host.passing

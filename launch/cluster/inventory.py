@@ -1,7 +1,7 @@
 """Inventories: the machines of a run, from configs/clusters/NAME.yaml, or only this machine.
 
-A host is named by an IP address or a host name. If each field of a file is valid, `problems` lists fields that
-contradict each other, and what to write instead.
+A host is identified by an IP address or a host name. If each field of a file is valid, `problems` yields contradictions
+between fields, and their fixes.
 """
 
 import os
@@ -27,10 +27,10 @@ NAME = re.compile(rf"{LABEL}(?:\.{LABEL})*\.?")
 
 
 def address(value: str) -> str:
-    """Validate an address: it must be a possible host name; ssh would read one that begins with - as an option.
+    """Validate an IP address or a host name, since ssh would parse one that begins with - as an option.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the value is neither.
     """
     if ip(value) is None and not NAME.fullmatch(value):
         raise ValueError("expected an IPv4 or IPv6 address, or a host name; user and port belong in ssh")
@@ -38,7 +38,7 @@ def address(value: str) -> str:
 
 
 def ip(value: str) -> IPv4Address | IPv6Address | None:
-    """Parse a text as an IP address; None if it is not one."""
+    """Parse an IP address; return None if the text is not one."""
     try:
         return ip_address(value)
     except ValueError:
@@ -46,7 +46,7 @@ def ip(value: str) -> IPv4Address | IPv6Address | None:
 
 
 def same(value: str) -> str:
-    """Normalize an address: 2001:db8::1 and 2001:db8:0:0::1, NODE1 and node1 become one text."""
+    """Normalize an address, so that 2001:db8::1 and 2001:db8:0:0::1, or NODE1 and node1, are equal."""
     return str(ip(value) or value.lower().rstrip("."))
 
 
@@ -58,7 +58,7 @@ def _port_range(value: str) -> str:
 
 
 def _devices(value: Any) -> Any:
-    """Validate all three forms at once; for a union, pydantic would report an error for each form."""
+    """Validate all three forms together, since for a union, pydantic would report an error for each form."""
     numbers, least = (value, 0) if isinstance(value, list) else ([value], 1)
     whole = numbers and all(type(one) is int and one >= least for one in numbers)
     if value != "auto" and not (whole and len(set(numbers)) == len(numbers)):
@@ -72,15 +72,15 @@ PortRange = Annotated[str, AfterValidator(_port_range)]
 HcclPorts = Annotated[str, AfterValidator(lambda value: value if value == "auto" else _port_range(value))]
 Devices = Annotated[Literal["auto"] | int | list[int], PlainValidator(_devices)]
 Absolute = Annotated[str, Field(pattern="^/+[^/]"), AfterValidator(lambda path: path.rstrip("/"))]
-Mount = Annotated[str, Field(pattern=r'^/[^:,"\n]*:/[^:,"\n]*(:ro)?$')]  # of docker's --mount, which has commas itself
+Mount = Annotated[str, Field(pattern=r'^/[^:,"\n]*:/[^:,"\n]*(:ro)?$')]  # --mount has commas
 Variables = Annotated[dict[str, str], AfterValidator(variables.checked)]
 Address = Annotated[str, AfterValidator(address)]
-Image = Annotated[str, Field(pattern="^[a-z0-9][A-Za-z0-9._/:@-]*$")]  # no option of docker's
-User = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_.-]*$")]  # no option of ssh's
+Image = Annotated[str, Field(pattern="^[a-z0-9][A-Za-z0-9._/:@-]*$")]  # - would begin an option of docker
+User = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_.-]*$")]  # - would begin an option of ssh
 
 
 class Ssh(Fields):
-    """Settings of ssh logins; what is not set comes from ~/.ssh/config."""
+    """Settings of ssh logins; unset ones are read from ~/.ssh/config."""
 
     user: User | None = None
     port: Port | None = None
@@ -91,10 +91,10 @@ class Ports(Fields):
     """Ports of a run, the same on every host.
 
     Attributes:
-        ray: Ray's head.
-        dashboard: Ray's dashboard and job API, on the head.
-        workers: a range for Ray's workers and its daemons.
-        hccl_host, hccl_npu: ranges for HCCL, on the host's NIC and on those of the devices; auto: any.
+        ray: port of Ray's head.
+        dashboard: port of Ray's dashboard and job API, on the head.
+        workers: range for Ray's workers and daemons.
+        hccl_host, hccl_npu: ranges for HCCL, on the NICs of the host and of the devices; auto: any ports.
     """
 
     ray: Port = 6766
@@ -108,10 +108,10 @@ class Host(Fields):
     """Fields of one machine.
 
     Attributes:
-        address: the IPv4 or IPv6 address, or the name, by which the other hosts reach it; the user is `ssh`'s.
-        nic: the NIC that carries the address; auto finds it.
-        devices: auto (all devices), a count, or a list of their indices.
-        ssh: settings that override the inventory's.
+        address: the IPv4 or IPv6 address, or the host name, at which other hosts reach it; `ssh` contains the user.
+        nic: name of the NIC that has the address; auto: it is found by the address.
+        devices: auto (all devices), a count, or a list of indices.
+        ssh: ssh settings, which override the inventory's.
         environment: variables for this host, which override the inventory's.
     """
 
@@ -126,15 +126,19 @@ class Inventory(Fields):
     """Fields of the machines of a run; the first host is the head.
 
     Attributes:
-        stack: the pinned software on the hosts.
-        image: a container image to run in; without one, the run uses the hosts directly.
-        project: the folder of the checkout on the hosts.  None: this checkout's path, or the image's own
-        python: the interpreter there, from `project`.  None: .venv/bin/python, or the image's python
-        mounts: folders for the container, /on/the/host:/in/the/container[:ro].
-        shared: folders on storage that all hosts share, with the paths that the run sees.
+        stack: the software stack on the hosts.
+        image: container image of the run; without one, the run uses the hosts directly.
+        project: folder of the checkout on the hosts; None: the path of this checkout, or the image's own.
+        python: path of the Python interpreter, relative to `project`; None: .venv/bin/python in a checkout, else this
+            interpreter's path, or the image's python.
+        ssh: ssh settings for all hosts.
+        hosts: the machines.
+        mounts: folders for the container, as /on/the/host:/in/the/container[:ro].
+        shared: folders on storage that all hosts share, by their paths in the container if there is one.
         environment: variables for every host, which override the table's (docs/environment.md) and the recipe's.
-        join_seconds: how long hosts may take to join.
-        socket_filter: allow only the run's hosts, and on them only its own user and root, to reach its ports
+        ports: ports of the run.
+        join_seconds: time within which all hosts must join.
+        socket_filter: whether only the run's hosts, and on them only its user and root, can reach its ports
             (SECURITY.md).
     """
 
@@ -152,7 +156,7 @@ class Inventory(Fields):
     socket_filter: bool = False
 
     def ssh_of(self, host: Host) -> Ssh:
-        """Return how to log in to a host: its own settings override the inventory's."""
+        """Return the ssh settings of a host; its own override the inventory's."""
         return self.ssh.model_copy(update=host.ssh.model_dump(exclude_none=True))
 
 
@@ -165,7 +169,7 @@ def load(name: str, folder: Path = FOLDER) -> Inventory:
     """Load and check the inventory called `name`, or in the file `name` if that ends in .yaml.
 
     Raises:
-        LaunchError: there is none, or it is wrong: each line names the file and what to change.
+        LaunchError: the inventory does not exist, or is wrong; each line names the file and what to change.
     """
     file = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     if not os.path.isfile(file):
@@ -177,12 +181,12 @@ def load(name: str, folder: Path = FOLDER) -> Inventory:
 
 
 def this_machine(stack: str) -> Inventory:
-    """Return the inventory without a file: one host, this one, with this interpreter."""
+    """Return the inventory of this machine, with this interpreter."""
     return Inventory(stack=stack, project=str(ROOT), python=sys.executable, hosts=[Host(address="127.0.0.1")])
 
 
 def problems(inventory: Inventory) -> Iterator[str]:
-    """Yield everything that is wrong with an inventory whose fields are valid one by one."""
+    """Yield the problems of an inventory whose fields are valid one by one."""
     hosts = [same(host.address) for host in inventory.hosts]
     for number, host in enumerate(hosts):
         found = ip(host)

@@ -1,11 +1,11 @@
 """The record of a run in runs/<run>: run.json, the logs of all hosts, and the status line.
 
-`stop` ends a run by its record from another terminal or after a crash. A record contains no secrets: no environment, no
-token. It is trusted only if the caller alone can write it and its folders, and nothing in it is executed: `stop` builds
-a host's command from the run's id and the inventory, as `train` did.
+`stop` uses the record to end a run from another terminal or after a crash. A record contains no secrets: neither the
+environment nor the token. It is trusted only if nobody but the caller can write it and its folders, and nothing in it
+is executed: `stop` builds a host's command from the run's id and the inventory, as `train` does.
 
-The user sees the lines of the run, and below them one live line; without a terminal, this line is printed when it
-changes:
+The terminal shows the lines of the run, and below them one live status line; without a terminal, the status line is
+printed when it changes:
 
 joined 2/3 · job RUNNING · step 12 of 100 · 0:12:31
 """
@@ -34,12 +34,12 @@ RUNS = Path("runs")
 FILE = "run.json"
 RUNNING = "running"
 DRIVER = "driver"
-STEP = re.compile(r"(?:^|\s)step:(\d+) - ")  # verl's console logger, once a step
+STEP = re.compile(r"(?:^|\s)step:(\d+) - ")  # verl's console logger prints this once per step
 STEPS = re.compile(r"Total training steps: (\d+)")
 
 
 class Control(Fields):
-    """Identity of the process that controls a run: its machine, its id, and when it started."""
+    """Identity of the process that controls a run: its machine, its pid and its start time."""
 
     host: str
     pid: Annotated[int, Field(ge=1, lt=1 << 31)]
@@ -47,13 +47,18 @@ class Control(Fields):
 
 
 class Told(Fields):
-    """Content of a run's record; the inventory is without variables.
+    """Content of a run's record.
 
     Attributes:
-        inventory: None where the run is on a Ray cluster that was there.
-        local: which of the inventory's hosts are the machine that controls the run.
-        ray: the address of that cluster's dashboard.
-        cause: why it failed.
+        run: the run's id.
+        recipe: name of the recipe.
+        state: state of the run.
+        control: the process that controls the run.
+        inventory: the inventory, without variables; None for a run on an existing Ray cluster.
+        local: whether each of the inventory's hosts is the machine that controls the run.
+        ray: address of the existing Ray cluster's dashboard.
+        restarts: number of restarts so far.
+        cause: cause of the last failure.
     """
 
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,63}$")]
@@ -85,10 +90,10 @@ class Record:
 
     @classmethod
     def begin(cls, runs: Path, **where: Any) -> "Record":
-        """Create the record of a run that starts now; `where` it is, and its names, are fields of the record.
+        """Create the record of a run that starts now, controlled by this process; `where` has other fields of `Told`.
 
         Raises:
-            LaunchError: as for `create`.
+            LaunchError: see `create`.
         """
         this = psutil.Process()
         control = Control(host=socket.gethostname(), pid=this.pid, started=this.create_time())
@@ -103,7 +108,7 @@ class Record:
         """Load the record in a run's folder.
 
         Raises:
-            LaunchError: it does not exist, is not a record, or is writable by others.
+            LaunchError: the file does not exist, is not a record, or is writable by others.
         """
         file = folder / FILE
         try:
@@ -117,19 +122,19 @@ class Record:
         return cls(folder, told)
 
     def save(self) -> None:
-        """Write the record atomically: `stop` may read it at any time."""
+        """Write the record atomically, as `stop` may read it at any time."""
         new = self.folder / f"{FILE}.new"
         with private.open_file(new, "w") as file:
             file.write(self.told.model_dump_json(indent=1, exclude_none=True))
         os.replace(new, self.folder / FILE)
 
     def change(self, **values: Any) -> None:
-        """Set values and save."""
+        """Change fields of the record and save it."""
         self.told = self.told.model_copy(update=values)
         self.save()
 
     def control(self) -> psutil.Process | None:
-        """Return the process that controls the run, if it is on this machine and has the record's id and start."""
+        """Return the process that controls the run, if it is on this machine, with the recorded pid and start time."""
         told = self.told.control
         try:
             process = psutil.Process(told.pid)
@@ -140,16 +145,16 @@ class Record:
 
 
 def without_variables(inventory: Inventory) -> Inventory:
-    """Reduce an inventory to what `stop` needs, since values of variables may be secrets."""
+    """Return an inventory without variables, whose values may be secrets, and which `stop` does not need."""
     hosts = [host.model_copy(update={"environment": {}}) for host in inventory.hosts]
     return inventory.model_copy(update={"environment": {}, "hosts": hosts})
 
 
 def find(run: str | None, runs: Path = RUNS) -> tuple[Record, list[str]]:
-    """Find the record of a run by its id or its folder; without either, of the only run that has not ended.
+    """Find the record of a run by its id or its folder; by default, that of the only run that has not ended.
 
     Returns:
-        The record, and, if all records were searched, a line for each one that is not trusted.
+        The record, and if all records were searched, a line for each one that cannot be read or is not trusted.
 
     Raises:
         LaunchError: there is no such run, its record is not trusted, or several runs have not ended.
@@ -171,10 +176,10 @@ def find(run: str | None, runs: Path = RUNS) -> tuple[Record, list[str]]:
 
 
 def folder_of(run: str, runs: Path) -> Path:
-    """Return the folder of a run by its id; an argument with a slash is a path.
+    """Return the folder of a run, which is given by its id, or by a path with a slash.
 
     Raises:
-        LaunchError: there is no record.
+        LaunchError: the folder has no record.
     """
     folder = Path(os.path.abspath(run)) if "/" in run else runs / run
     if not os.path.lexists(folder / FILE):
@@ -184,14 +189,16 @@ def folder_of(run: str, runs: Path) -> Path:
 
 
 class Logs:
-    """Log files of a run, in its folder `logs`; restarts append. Only the owner can read them, since they may contain
-    secrets."""
+    """Log files of a run, in its folder `logs`; only the owner can read them, as they may contain secrets.
+
+    A restart appends to them.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "logs"
         private.make_folder(self.folder)
         self.files: dict[str, TextIO] = {}
-        self.lines: Counter[str] = Counter()  # written so far, by name
+        self.lines: Counter[str] = Counter()  # number of lines written, by log name
 
     def write(self, name: str, line: str) -> None:
         """Append a line to the log of `driver` or of a host."""
@@ -202,7 +209,7 @@ class Logs:
         self.lines[name] += 1
 
     def file(self, host: str, name: str, text: str) -> None:
-        """Keep one of Ray's own logs of a host; its name comes from that host and must stay below the folder."""
+        """Store one of Ray's log files from a host; its name, which the host sends, must stay inside the folder."""
         parts = PurePosixPath(name).parts
         if name.startswith("/") or ".." in parts:
             raise ValueError(f"{host} sent a log file with the invalid name {name!r}")
@@ -218,12 +225,12 @@ class Logs:
 
 
 def plain(host: str) -> str:
-    """Turn an address into a file name: IPv6 has colons and may have a percent sign."""
+    """Convert an address to a file name, since IPv6 addresses contain colons, and possibly a percent sign."""
     return host.replace(":", "_").replace("%", "_").replace("/", "_")
 
 
 class Status:
-    """Live status line of a run, for people; `hosts` are those that join it, 0 where they are there already."""
+    """Live status line of a run; `hosts` is the number of hosts that join, 0 on an existing Ray cluster."""
 
     def __init__(self, console: Console, hosts: int) -> None:
         self.console, self.hosts = console, hosts
@@ -242,7 +249,7 @@ class Status:
         self.live.stop()
 
     def text(self) -> str:
-        """Return the status as one line, without the time."""
+        """Return the status as one line, without the elapsed time."""
         parts = [f"joined {self.joined}/{self.hosts}"] if self.hosts else []
         parts.append(f"job {self.job}" if self.job else self.doing)
         if self.step:
@@ -250,7 +257,7 @@ class Status:
         return " · ".join(parts)
 
     def change(self, **values: int | str) -> None:
-        """Set joined, job, doing, step or steps."""
+        """Change joined, job, doing, step or steps, and update the line."""
         for name, value in values.items():
             setattr(self, name, value)
         self.live.update(self.line, description=self.text())
@@ -259,11 +266,11 @@ class Status:
             self.say(self.told)
 
     def say(self, line: str) -> None:
-        """Print a line that stays above the live one."""
+        """Print a line above the live one."""
         self.console.print(Text(line), soft_wrap=True)
 
     def driver(self, line: str) -> None:
-        """Print a line of verl's driver and count its steps."""
+        """Print a line of verl's driver, and update the step from it."""
         text = COLOUR.sub("", line)
         self.console.print(Text.from_ansi(line), soft_wrap=True)
         if found := STEPS.search(text):

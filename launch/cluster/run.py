@@ -1,15 +1,15 @@
-"""A run, from the first connection to the exit code: attempts, as many as restarts allow, and their record; its end.
+"""A run from the first connection to the exit code: its attempts, restarts and record; and `stop`, which ends a run.
 
-A restart ends everything on every host, waits for the hosts as at the beginning, and submits the same job: verl goes
-on from its last checkpoint. Exit status: 0 done, 1 failed, 3 the cluster did not form, 130 Ctrl-C.
+A restart ends everything on every host, waits for the hosts as at the start, and submits the same job; verl continues
+from its last checkpoint. Exit status: 0 if done, 1 if the run failed, 3 if the cluster did not form, 130 after Ctrl-C.
 
-With --on-this-node the same command runs on every host: each starts its own part, and they meet at the head's Ray.
-Nobody reaches the other hosts, so they share two things in --out, which is the same storage on all: Ray's token, and
-the versions of the head's software.
+With --on-this-node, the same command runs on every host: each starts its own part and joins the head's Ray. Their
+launchers do not connect to other hosts, so they share Ray's token and the versions of the head's software through a file in --out, which
+must be on shared storage.
 
-`./run.sh stop [RUN]` ends what a run has started, on every host, by the run's id, and nothing else: first the process
-that controls the run, if it lives on this machine, which ends all in order; then every host is asked, so that this
-works after a crash too. Only what carries the run's id is ended, and nothing that the record says is run.
+`./run.sh stop [RUN]` ends the processes of a run on every host. First it ends the process that controls the run, if
+that is on this machine, which ends the others in order; then it connects to every host, so that it works after a crash,
+too. It ends only processes that are marked with the run's id, and executes nothing from the record.
 """
 
 import os
@@ -48,11 +48,11 @@ CONTROL_SECONDS = 60
 
 
 def run(plan: Plan, restarts: int, here: int | None = None) -> int:
-    """Run the plan from here, on all of its hosts; returns the exit code.
+    """Run the plan on all of its hosts and return the exit code.
 
     Args:
-        here: this host's number, with --on-this-node: its part alone. The head's exit code is then the job's, and the
-            workers learn it from the head.
+        here: number of this host, to run only its part (--on-this-node). The head's exit code is then the job's, and
+            the workers receive it from the head.
     """
     mine = list(range(len(plan.nodes))) if here is None else [here]
     meeting = f"{plan.out}/{MEETING}" if here is not None and len(plan.nodes) > 1 else None
@@ -72,12 +72,12 @@ def conduct(
     attempt: Callable[[Desk, int], Outcome],
     signals: Sequence[signal.Signals] = SIGNALS,
 ) -> int:
-    """Make attempts until one does not fail or restarts are used up, and tell and record it all; returns the exit code.
+    """Make attempts until one does not fail or no restarts are left, with status and record; return the exit code.
 
     Args:
-        hosts: how many join the run; 0 where they are there already.
-        attempt: makes an attempt of this number, from 0.
-        signals: those that end the run.
+        hosts: number of hosts that join the run; 0 on an existing Ray cluster.
+        attempt: function that makes an attempt, given its number from 0.
+        signals: signals that end the run.
     """
     logs, name, outcome = Logs(record.folder), record.told.run, Outcome(FAILED)
     try:
@@ -101,7 +101,7 @@ def conduct(
 
 
 def tell(cause: Cause | None, desk: Desk) -> None:
-    """Report why an attempt failed, to people and in the record; all that follows is of another attempt."""
+    """Print and record the cause of an attempt's failure, if it is known."""
     if cause is None:
         return
     desk.record.change(cause=asdict(cause))
@@ -110,21 +110,21 @@ def tell(cause: Cause | None, desk: Desk) -> None:
 
 
 def again(plan: Plan, number: int) -> Plan:
-    """Return the plan of an attempt; that of a restart is the same, with its metrics in a folder of their own."""
+    """Return the plan of an attempt; a restart has the same plan, but a metrics folder of its own."""
     head, *workers = plan.nodes
     job = head.job and replace(head.job, environment=variables_of(head.job, number))
     return replace(plan, nodes=[replace(head, job=job), *workers])
 
 
 def variables_of(job: Job, number: int) -> dict[str, str]:
-    """Return a job's variables in an attempt; a restart has another folder for metrics, as verl truncates the file."""
+    """Return a job's variables in an attempt; a restart has its own metrics folder, as verl truncates the file."""
     if number == 0 or METRICS not in job.environment:
         return job.environment
     return job.environment | {METRICS: f"{job.environment[METRICS]}-restart{number}"}
 
 
 def stop(run: str | None, runs: Path = RUNS) -> int:
-    """End a run; returns DONE, FAILED when a host could not be reached, or WRONG_USE when there is no such run."""
+    """End a run; return DONE, FAILED if a host could not be reached, or WRONG_USE if there is no such run."""
     console = Console(soft_wrap=True)
     try:
         record, problems = find(run, runs)
@@ -141,7 +141,7 @@ def stop(run: str | None, runs: Path = RUNS) -> int:
 
 
 def stop_jobs(record: Record, console: Console) -> int:
-    """End a run on a Ray cluster that was there before it."""
+    """End a run on an existing Ray cluster."""
     from launch.ray_jobs.cluster import connect
 
     told = record.told
@@ -156,7 +156,7 @@ def stop_jobs(record: Record, console: Console) -> int:
 
 
 def stop_hosts(record: Record, console: Console) -> int:
-    """End a run on each of its inventory's hosts."""
+    """End a run on each host of its inventory."""
     hosts = record.told.inventory.hosts
     with waiting(f"run {record.told.run}: asking {len(hosts)} hosts"), ThreadPoolExecutor(len(hosts)) as threads:
         told = record.told
@@ -169,7 +169,7 @@ def stop_hosts(record: Record, console: Console) -> int:
 
 
 def end_control(record: Record, console: Console) -> None:
-    """Ask the controlling process to end the run, and wait; one that does not is ended itself."""
+    """Terminate the controlling process, which ends the run, and wait; kill it if it does not end in time."""
     control = record.control()
     if control is None:
         return

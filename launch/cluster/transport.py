@@ -1,7 +1,7 @@
-"""Connection to a host: OpenSSH's client without prompts, or, on this machine, the shell.
+"""Connection to a host: OpenSSH's client without prompts, or a shell on this machine.
 
-It runs one shell line of the plan: the node process, or `docker run` of it. If that ends, its exit code and last lines
-of stderr give a one-line reason.
+It runs one shell line of the plan, which starts the node process, directly or with `docker run`. If the process ends, a
+one-line reason is derived from its exit code and the last lines of stderr.
 """
 
 import json
@@ -22,7 +22,7 @@ from launch.system.processes import piped
 
 CONNECT_SECONDS = 10
 ASK_SECONDS = 5
-ASK_HERE_SECONDS = 30  # no network is in it: this machine may be busy
+ASK_HERE_SECONDS = 30  # there is no network delay, but this machine may be busy
 END_SECONDS = 60
 SSH = (
     "ssh",
@@ -34,7 +34,7 @@ SSH = (
 )
 SSH_FAILED = 255
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
-SSH_ERRORS = (  # what OpenSSH's client writes that does not say what to do
+SSH_ERRORS = (  # messages of OpenSSH's client that do not say what to do
     (
         "REMOTE HOST IDENTIFICATION HAS CHANGED",
         "its ssh host key has changed: if it should, run `ssh-keygen -R {host}`",
@@ -43,7 +43,7 @@ SSH_ERRORS = (  # what OpenSSH's client writes that does not say what to do
     ("Permission denied", "ssh: no key is accepted: check user and key in the inventory, and ssh-agent here ({said})"),
 )
 PASSING = ("Connection refused", "timed out", "No route to host", "Network is unreachable", "closed by remote host")
-REMOTE_ERRORS = (  # what the shell or Python there write
+REMOTE_ERRORS = (  # messages of the shell or Python on the host
     ("No module named launch", "this project is not there: check `project` in the inventory ({said})"),
     ("No module named", "a Python package is missing there: is this the Python of the stack? ({said})"),
     ("cd:", "the project's folder is not there: check `project` in the inventory ({said})"),
@@ -51,7 +51,7 @@ REMOTE_ERRORS = (  # what the shell or Python there write
 
 
 def command(inventory: Inventory, host: int, line: str, local: bool = False) -> list[str]:
-    """Return the arguments that run a shell line on a host, by its number: ssh, or bash where it is this machine."""
+    """Return the command that runs a shell line on a host, given by its number: ssh, or bash on this machine."""
     if local:
         return ["bash", "-c", line]
     ssh = inventory.ssh_of(inventory.hosts[host])
@@ -62,12 +62,12 @@ def command(inventory: Inventory, host: int, line: str, local: bool = False) -> 
 
 
 def command_of(plan: Plan, index: int) -> list[str]:
-    """Return the arguments that start the node process of a host."""
+    """Return the command that starts the node process of a host."""
     return command(plan.inventory, index, plan.start[index], plan.local[index])
 
 
 class Channel:
-    """Channel to a node process: orders go in; events are put into `events` as (index, event), `closed` as the last."""
+    """Channel to a node process: it sends orders, and puts (index, event) into `events`; `closed` is the last event."""
 
     def __init__(self, command: list[str], index: int, events: "queue.Queue[tuple[int, Event]]") -> None:
         self.index, self.events = index, events
@@ -78,7 +78,7 @@ class Channel:
         threading.Thread(target=self._read, args=(errors,), daemon=True).start()
 
     def send(self, order: dict[str, Any]) -> None:
-        """Send an order as one line of JSON; a channel that has closed says so by its last event."""
+        """Send an order as one line of JSON; it is dropped if the channel has closed, as its last event tells."""
         try:
             self.process.stdin.write(json.dumps(order) + "\n")
             self.process.stdin.flush()
@@ -86,7 +86,7 @@ class Channel:
             return
 
     def kill(self) -> None:
-        """End the client on this machine."""
+        """Kill the client process on this machine."""
         self.process.kill()
 
     def _read(self, errors: threading.Thread) -> None:
@@ -103,7 +103,7 @@ class Channel:
 
 
 def ask(plan: Plan, index: int) -> dict[str, Any]:
-    """Ask a host for its facts, for --dry-run; `chosen` and `problems` are what the run would use, and what stops it.
+    """Query a host for --dry-run; `chosen` has the values that the run would use, `problems` what would stop it.
 
     Raises:
         LaunchError: the host did not answer in time (five seconds over ssh).
@@ -117,7 +117,7 @@ def ask(plan: Plan, index: int) -> dict[str, Any]:
 
 
 def end_on(run: str, inventory: Inventory, host: int, local: bool) -> tuple[int | None, str]:
-    """End what a run has started on a host: how many processes (or containers) that were, or None and why not."""
+    """End a run's processes or container on a host; return how many were ended, or None and the reason."""
     address = inventory.hosts[host].address
     if inventory.image is None:
         node = command(inventory, host, start_line(inventory, host, run=run), local)
@@ -134,7 +134,7 @@ def end_on(run: str, inventory: Inventory, host: int, local: bool) -> tuple[int 
 
 
 def converse(command: list[str], task: dict[str, Any], address: str, seconds: float) -> tuple[Event | None, str]:
-    """Give a node process a short task: its last event, or None and why there is none."""
+    """Give a node process a short task; return its last event, or None and the reason."""
     process = piped(command)
     try:
         out, errors = process.communicate(json.dumps(task) + "\n", timeout=seconds)
@@ -151,7 +151,7 @@ def converse(command: list[str], task: dict[str, Any], address: str, seconds: fl
 
 
 def reason(host: str, code: int, stderr: str) -> str:
-    """Return why the command on a host ended with `code`, in one line."""
+    """Return one line on why the command on a host ended with `code`."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip() and not line.startswith(("@", "Warning:"))]
     said = lines[-1] if lines else "no message"
     for known in (SSH_ERRORS if code == SSH_FAILED else ()) + REMOTE_ERRORS:
@@ -167,5 +167,5 @@ def reason(host: str, code: int, stderr: str) -> str:
 
 
 def may_pass(code: int, stderr: str) -> bool:
-    """Return whether waiting may help: a host that is still starting refuses, or does not answer yet."""
+    """Return whether a retry may help, as a host that is still starting refuses connections or does not answer."""
     return code == SSH_FAILED and any(text in stderr for text in PASSING)

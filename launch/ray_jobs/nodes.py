@@ -33,7 +33,7 @@ def examine(cluster: Cluster, plan: RayPlan, submission: str, given_up: Callable
     Raises:
         LaunchError: the checks could not run; the message contains the cause.
     """
-    recipe, kind = plan.recipe, "NPU" if pins(plan.recipe.stack).devices == "npu" else "GPU"  # verl: GPU on stack cpu, too
+    recipe, kind = plan.recipe, "NPU" if pins(plan.recipe.stack).devices == "npu" else "GPU"  # GPU on cpu, too
     found = sorted(cluster.listed("nodes"), key=lambda node: node["node_ip"])
     alive = [node for node in found if node["state"] == "ALIVE"]
     counts = {node["node_ip"]: int(node["resources_total"].get(kind, 0)) for node in alive}
