@@ -2,9 +2,9 @@
 
     python -m ascend_quant.integrations.verl.main_ppo +recipe=qwen2.5-7b-int8-gsm8k-h100 trainer.save_freq=5
 
-compose.py      where they are found, resolvers for values that follow from others, and composition without verl
-node.py         the top-level `recipe` node: what verl does not know of a run
-keys.py         keys that verl's config does not have: what Hydra accepts in silence
+compose.py      the search path, resolvers for derived values, and composition without verl
+node.py         the top-level `recipe` node: fields of a run that are not verl settings
+keys.py         the check for keys that verl's config does not have, which Hydra accepts silently
 
 Importing this package imports neither Hydra nor verl.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class RecipeError(ValueError):
-    """A recipe that does not exist, does not compose, or has a wrong key or value."""
+    """Raised if a recipe does not exist, cannot be composed, or has a wrong key or value."""
 
 
 def shipped(group: str = "recipe") -> Path:
@@ -26,13 +26,13 @@ def shipped(group: str = "recipe") -> Path:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Return a hint with the three valid names that are nearest."""
+    """Return a hint with the three closest valid names."""
     near = difflib.get_close_matches(name, list(dict.fromkeys(valid)), n=3, cutoff=0)
     return f"did you mean {', or '.join(near)}?"
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Flatten a tree: {"a": {"b": 1}} -> ("a.b", 1). An empty mapping is a value."""
+    """Yield the leaves of a tree with dotted keys: {"a": {"b": 1}} -> ("a.b", 1). An empty mapping is a leaf."""
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             yield from leaves(value, f"{prefix}{key}.")

@@ -1,7 +1,8 @@
-"""Where recipes are found, and their composition without verl: what a machine that only plans a run needs.
+"""The search path of recipes, and their composition without verl, for a machine that only plans a run.
 
-Composed alone, a recipe gives its own settings of verl, in verl's names, and nothing of verl's defaults. Composed by
-`integrations/verl/main_ppo.py` it changes verl's config. Both find the same files, through the search path of Hydra.
+Without verl, the composed config contains only the verl settings that the recipe makes, and none of verl's defaults.
+With `integrations/verl/main_ppo.py`, the recipe changes verl's config. Both use Hydra's search path, so they find the
+same files.
 """
 
 import os
@@ -40,15 +41,15 @@ GROUPS = (
         "optimizer",
         "placement",
     ),
-    *("plugin", "plugin/bf16", "attention"),  # chosen by the stack and the backend
+    *("plugin", "plugin/bf16", "attention"),  # chosen by the stack, scheme and backend
 )
-PREFIX = "ascend_quant."  # of our resolvers
-STAND_IN = "ascend_quant_without_verl"  # in the place of verl's ppo_trainer
+PREFIX = "ascend_quant."  # prefix of our resolvers' names
+STAND_IN = "ascend_quant_without_verl"  # takes the place of verl's ppo_trainer
 ENGINES = ("dp", "megatron")
 
 
 class _Configs(SearchPathPlugin):
-    """Adds our configs to every search path of this process."""
+    """Adds our configs to Hydra's search path."""
 
     def manipulate_search_path(self, search_path: Any) -> None:
         search_path.append(provider="ascend-quant", path=f"pkg://{CONFIGS}")
@@ -70,7 +71,7 @@ RESOLVERS = {
 
 @cache
 def register() -> None:
-    """Make Hydra and OmegaConf of this process know our configs and resolvers."""
+    """Register our configs with Hydra and our resolvers with OmegaConf, for this process."""
     Plugins.instance().register(_Configs)
     for name, resolver in RESOLVERS.items():
         OmegaConf.register_new_resolver(f"{PREFIX}{name}", resolver)
@@ -78,7 +79,7 @@ def register() -> None:
 
 @cache
 def _stand_in() -> None:
-    """Store what stands for verl's config where a recipe is composed alone: the group that backends choose from."""
+    """Store a replacement for verl's config, which has only the group from which backends choose."""
     store = ConfigStore.instance()
     store.store(name=STAND_IN, node={"defaults": [{"model_engine": "dp"}, "_self_"]})
     for engine in ENGINES:
@@ -86,12 +87,12 @@ def _stand_in() -> None:
 
 
 def names(group: str = "recipe") -> list[str]:
-    """List the recipes, or the choices of another group."""
+    """List the shipped recipes, or the choices of another group."""
     return sorted(file.stem for file in shipped(group).glob("*.yaml"))
 
 
 def summaries() -> dict[str, str]:
-    """Return what each recipe trains, as its own file says: composing them all would take half a minute."""
+    """Return the summary of each recipe, read from its file, since composing all recipes would take half a minute."""
     return {name: read_yaml(shipped() / f"{name}.yaml")["recipe"]["summary"] for name in names()}
 
 
@@ -99,12 +100,13 @@ def alone(name: str, overrides: Sequence[str] = (), group: str = "recipe") -> Di
     """Compose a recipe without verl.
 
     Args:
-        name: of a shipped one; or a file of the user's own, which may have others beside it, and shipped ones, in its
-            defaults.
-        overrides: as on verl's command line; a setting that the recipe does not have is added.
+        name: name of a shipped recipe, or path of a user's file, whose defaults list may contain shipped recipes and
+            files in the same folder.
+        overrides: overrides as on verl's command line; a setting that the recipe lacks is added.
+        group: config group of the recipe.
 
     Raises:
-        RecipeError: there is no such recipe, or it does not compose.
+        RecipeError: the recipe does not exist, or cannot be composed.
     """
     file, known = Path(name), names(group)
     choices = tuple(one for one in overrides if is_group(one))
@@ -138,14 +140,14 @@ def _composed(name: str, choices: tuple[str, ...], group: str, folder: str | Non
     try:
         with where:
             made = compose(STAND_IN, overrides=[f"+{group}={name}", *choices])
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # the last of kv=null
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # ValueError is raised for kv=null
         raise RecipeError(_line(error)) from error
     OmegaConf.set_struct(made, False)
     return made
 
 
 def _apply(override: Override, config: DictConfig) -> None:
-    """Change a setting as Hydra does once all groups are composed, where most of verl's settings are not there."""
+    """Apply an override as Hydra does after composition, although most of verl's settings are absent here."""
     key = override.key_or_group
     if not override.is_delete():
         OmegaConf.update(config, key, override.value(), merge=True, force_add=True)
@@ -153,7 +155,7 @@ def _apply(override: Override, config: DictConfig) -> None:
     above, _, last = key.rpartition(".")
     if isinstance(inside := OmegaConf.select(config, above) if above else config, DictConfig):
         inside.pop(last, None)
-        if above and not inside:  # an empty mapping would be a setting of its own
+        if above and not inside:  # an empty mapping would be a setting itself
             _apply(OverridesParser.create().parse_override(f"~{above}"), config)
 
 
@@ -162,15 +164,15 @@ def _line(error: Exception) -> str:
 
 
 def is_group(override: str) -> bool:
-    """Return whether an override chooses from a group."""
+    """Return whether an override is a choice from a config group."""
     return override.lstrip("+~").partition("=")[0].partition("@")[0] in (*GROUPS, "model_engine")
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
-    """Return a config's values. References are resolved, but for those to settings that only verl's own config has.
+    """Return a config as plain values; only references to settings that exist in verl's own config stay unresolved.
 
     Raises:
-        RecipeError: a value is missing, or cannot be computed.
+        RecipeError: a value is missing, or cannot be resolved.
     """
     for path, text in list(leaves(OmegaConf.to_container(config, resolve=False))):
         if isinstance(text, str) and "${" in text and (_is_ours(path, text) or _resolves(config, path)):
@@ -197,7 +199,7 @@ def _resolves(config: DictConfig, path: str) -> bool:
 
 
 def settle(config: DictConfig) -> None:
-    """Put values in the place of our resolvers, which processes elsewhere do not know."""
+    """Replace references to our resolvers with their values, since other processes do not register the resolvers."""
     for path, text in list(leaves(OmegaConf.to_container(config, resolve=False))):
         if isinstance(text, str) and f"${{{PREFIX}" in text:
             OmegaConf.update(config, path, OmegaConf.select(config, path))

@@ -1,7 +1,8 @@
-"""Keys that verl's config does not have: Hydra takes `+recipee=X` and a misspelt key of a recipe's file in silence.
+"""Names of verl's keys, and the check for keys that verl's config does not have.
 
-What verl leaves open, as it hands it on to vLLM, Megatron and Ray, may hold any key, and so may a mapping that is empty
-in verl's config. A setting that a command line adds with + is taken as meant, but not at the top level.
+Hydra silently accepts `+recipee=X`, and a misspelt key in a recipe's file. The check allows any key in the mappings
+that verl passes on to vLLM, Megatron and Ray, and in mappings that are empty in verl's config. It also allows keys that
+the command line adds with +, except at the top level.
 """
 
 import difflib
@@ -19,13 +20,13 @@ REFERENCE = "actor_rollout_ref.ref"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 RANKS = f"{ROLLOUT}.tensor_model_parallel_size"
 EXPERT_RANKS = f"{ROLLOUT}.expert_parallel_size"
-EAGER = f"{ROLLOUT}.enforce_eager"  # false unless it is given
+EAGER = f"{ROLLOUT}.enforce_eager"  # false by default
 CORRECTION = "algorithm.rollout_correction"
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
 QUANTIZATION = f"{VLLM}.hf_overrides.quantization_config"
 OURS = f"{ROLLOUT}.engine_kwargs.ascend_quant"
 ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"
-# Open mappings of verl, and the keys that its defaults have in them.
+# Mappings in which verl accepts any key, with the keys that verl's defaults contain.
 OPEN: dict[str, tuple[str, ...]] = {
     TRANSFORMER: (
         "recompute_granularity",
@@ -45,12 +46,12 @@ OPEN: dict[str, tuple[str, ...]] = {
     "reward.reward_kwargs": (),
     "ray_kwargs.ray_init": ("num_cpus", "runtime_env.py_executable"),
 }
-UNLISTED = (f"{ROLLOUT}.enable_sleep_mode",)  # verl's engine knows it, and its defaults do not name it
+UNLISTED = (f"{ROLLOUT}.enable_sleep_mode",)  # verl's engine reads this key, but verl's defaults do not contain it
 NODE = "recipe"
 
 
 def plus(key: str) -> str:
-    """Return "+" for a key that verl's defaults do not have, in a place that verl leaves open."""
+    """Return "+" for a key that verl accepts but does not have in its defaults, else ""."""
     if key in UNLISTED:
         return "+"
     for mapping, present in OPEN.items():
@@ -60,9 +61,10 @@ def plus(key: str) -> str:
 
 
 def unknown(made: Mapping[str, Any], bare: Mapping[str, Any], added: Collection[str] = ()) -> list[str]:
-    """List keys of a composed config that verl's own does not have, a line each with the nearest that it has.
+    """List keys of a composed config that verl's own config does not have; one line each, with the closest valid key.
 
     Args:
+        made: the composed config.
         bare: verl's config without a recipe.
         added: keys that the command line adds with +.
     """

@@ -1,4 +1,4 @@
-"""The top-level `recipe` node of a config: what verl does not know of a run, and a mistake in which costs hours."""
+"""The top-level `recipe` node of a config: fields of a run that are not verl settings, and their validation."""
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ Said = Annotated[str, Field(min_length=1)]
 
 
 class Fields(BaseModel):
-    """Base of a recipe's parts: no unknown key, no conversion of values, immutable."""
+    """Base of a recipe's parts; they are immutable, forbid unknown keys, and do not convert values."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -23,9 +23,9 @@ class Model(Fields):
     """Fields of the model.
 
     Attributes:
-        hub: its id on the hub; a run may name a folder instead.
-        folder: its folder under the data folder, if `run.sh data` creates it; hub is then unset.
-        experts: whether it is a mixture of experts, which not every engine supports in graphs.
+        hub: id of the model on the hub; a run may name a folder instead.
+        folder: folder of the model in the data folder, if `run.sh data` creates the model; `hub` is then unset.
+        experts: whether the model is a mixture of experts, which not every engine supports with graph capture.
     """
 
     hub: Said | None = None
@@ -40,12 +40,18 @@ class Model(Fields):
 
     @property
     def place(self) -> str:
-        """Model id on the hub, or the model's folder under the data folder."""
+        """Model id on the hub, or the model's folder in the data folder."""
         return self.hub or self.folder or ""
 
 
 class Data(Fields):
-    """Fields of the data: files, as absolute paths or in `folder`, and their name in `run.sh data`, if any."""
+    """Fields of the data.
+
+    Attributes:
+        name: name of the data set in `run.sh data`, if any.
+        folder: the data folder.
+        train, validation: paths of the files, absolute or in `folder`.
+    """
 
     name: Said | None = None
     folder: Said = "data"
@@ -54,7 +60,7 @@ class Data(Fields):
 
 
 class Memory(Fields):
-    """Memory that the run needs, in GiB: of each device, and of each host."""
+    """Memory that the run needs per device and per host, in GiB."""
 
     device: Count
     host: Count
@@ -64,10 +70,16 @@ class Node(Fields):
     """Fields of the `recipe` node.
 
     Attributes:
-        out: folder of the checkpoints.
+        name: name of the recipe.
+        summary: short description of the run.
+        stack: software stack for which the recipe is written.
+        model: the model.
+        data: the data.
+        memory: memory that the run needs.
+        out: output folder, which contains the checkpoints.
         environment: variables for every process, which override those of the stack.
-        files: files for the job's working directory: the name there, and the file's path.
-        ranks_for_graphs: least number of ranks that share the experts of a model that its vLLM serves in graphs.
+        files: paths of files for the job's working directory, by their names there.
+        ranks_for_graphs: minimum expert-parallel size with which the stack's vLLM serves experts with graph capture.
     """
 
     name: Said
@@ -83,10 +95,10 @@ class Node(Fields):
 
 
 def node_of(tree: Mapping[str, Any]) -> Node:
-    """Return the checked `recipe` node of a composed config.
+    """Validate and return the `recipe` node of a composed config.
 
     Raises:
-        RecipeError: a line for each thing that is wrong.
+        RecipeError: the node is not valid; one line per problem.
     """
     try:
         return Node.model_validate(tree.get("recipe"))
@@ -95,18 +107,19 @@ def node_of(tree: Mapping[str, Any]) -> Node:
 
 
 def lines(error: ValidationError, model: type[BaseModel], secret: Callable[[str], bool] | None = None) -> list[str]:
-    """Return a line for each thing that is wrong: the key, the value, and what is valid.
+    """Return one line per validation error, with the key, the value, and what is valid.
 
     Args:
-        model: what was validated.
-        secret: whether a value of that name is not to be shown; by default, no variable's is.
+        error: the error of pydantic.
+        model: the model that raised it.
+        secret: function that returns whether the value of a name is a secret; by default, all variables are secrets.
     """
     return [_line(one, model, secret) for one in error.errors()]
 
 
 def _line(one: Any, model: type[BaseModel], secret: Callable[[str], bool] | None) -> str:
     parts = [str(part) for part in one["loc"]] or ["recipe"]
-    where = parts[-1] if "." in parts[-1] else ".".join(parts)  # a setting of verl has its whole name
+    where = parts[-1] if "." in parts[-1] else ".".join(parts)  # the key of a verl setting is complete
     if one["type"] == "extra_forbidden":
         return f"{where}: no such key; {did_you_mean(parts[-1], _keys(model, one['loc'][:-1]))}"
     if one["type"] == "missing":
@@ -117,15 +130,15 @@ def _line(one: Any, model: type[BaseModel], secret: Callable[[str], bool] | None
 
 
 def did_you_mean(key: str, valid: Sequence[str]) -> str:
-    """Return a hint with the nearest of the valid keys, if one is near, and all of them."""
+    """Return a hint with the closest valid key, if there is a close one, and all valid keys."""
     near = difflib.get_close_matches(key, valid, n=1)
     return (f"did you mean {near[0]}? " if near else "") + f"Valid keys: {', '.join(valid)}"
 
 
 def _keys(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
-    """List the keys of the part of a model that `path` leads to."""
+    """List the keys of the part of a model at `path`."""
     for key in path:
-        if isinstance(key, int):  # a place in a list, whose type was found one step before
+        if isinstance(key, int):  # an index into a list, whose element type the step before has found
             continue
         annotation = model.model_fields[key].annotation
         kinds = (annotation, *get_args(annotation))

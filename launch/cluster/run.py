@@ -3,9 +3,9 @@
 A restart ends everything on every host, waits for the hosts as at the start, and submits the same job; verl continues
 from its last checkpoint. Exit status: 0 if done, 1 if the run failed, 3 if the cluster did not form, 130 after Ctrl-C.
 
-With --on-this-node, the same command runs on every host: each starts its own part and joins the head's Ray. Their
-launchers do not connect to other hosts, so they share Ray's token and the versions of the head's software through a file in --out, which
-must be on shared storage.
+With --on-this-node, the same command runs on every host: each starts its own part and joins the head's Ray. The
+launchers do not connect to other hosts, so they share Ray's token and the versions of the head's software through a
+file in --out, which must be on shared storage.
 
 `./run.sh stop [RUN]` ends the processes of a run on every host. First it ends the process that controls the run, if
 that is on this machine, which ends the others in order; then it connects to every host, so that it works after a crash,

@@ -1,4 +1,4 @@
-"""What our mains do with a config that a recipe may be part of: before Hydra composes it, and after.
+"""Registers our recipes before Hydra composes a config in our mains, and checks the composed config.
 
 python -m ascend_quant.integrations.verl.main_ppo +recipe=qwen2.5-7b-int8-gsm8k-h100 trainer.save_freq=5
 """
@@ -17,14 +17,15 @@ from ascend_quant.recipes.node import node_of
 
 __all__ = ["check", "register"]
 
-ENGINE = "model_engine"  # the group of verl that chooses the files of its trainer
+ENGINE = "model_engine"  # the group with which verl chooses the files of its trainer
 
 
 def check(config: DictConfig) -> None:
-    """Check a config that `hydra.main` composed, and put values in the place of references to our resolvers.
+    """Check a config that `hydra.main` composed, and replace references to our resolvers with their values.
 
     Raises:
-        RecipeError: it has a key that verl's own does not have, or its `recipe` node is wrong; a line each.
+        RecipeError: the config has keys that verl's own does not have, or its `recipe` node is not valid; one line per
+            problem.
     """
     if found := keys.unknown(_plain(config), _plain(_bare()), _added()):
         raise RecipeError("\n".join(found))
@@ -38,12 +39,12 @@ def _plain(config: DictConfig) -> Any:
 
 
 def _bare() -> DictConfig:
-    """Compose the config of this main without our groups; those of verl are chosen as they were."""
+    """Compose the config of this main without our groups, and with the same choices from verl's groups."""
     hydra = HydraConfig.get()
     chosen = dict(hydra.runtime.choices)
     given = [one for one in _given() if one.key_or_group in chosen and one.key_or_group not in GROUPS]
     overrides = [one.input_line for one in given if one.key_or_group != ENGINE]
-    if ENGINE in chosen:  # a recipe chooses it, too
+    if ENGINE in chosen:  # a recipe may have changed this choice
         overrides.append(f"{ENGINE}={chosen[ENGINE]}")
     return compose(hydra.job.config_name, overrides=overrides)
 
@@ -53,5 +54,5 @@ def _given() -> list[Override]:
 
 
 def _added() -> list[str]:
-    """Return the keys that the command line adds with + or ++."""
+    """List the keys that the command line adds with + or ++."""
     return [one.key_or_group for one in _given() if one.is_add() or one.is_force_add()]
