@@ -110,7 +110,7 @@ class Host(Fields):
     Attributes:
         address: the IPv4 or IPv6 address, or the host name, at which other hosts reach it; `ssh` contains the user.
         nic: name of the NIC that has the address; auto: it is found by the address.
-        devices: auto (all devices), a count, or a list of indices.
+        devices: auto (as many as the recipe needs), a count, or a list of indices.
         ssh: ssh settings, which override the inventory's.
         environment: variables for this host, which override the inventory's.
     """
