@@ -72,11 +72,11 @@ PortRange = Annotated[str, AfterValidator(_port_range)]
 HcclPorts = Annotated[str, AfterValidator(lambda value: value if value == "auto" else _port_range(value))]
 Devices = Annotated[Literal["auto"] | int | list[int], PlainValidator(_devices)]
 Absolute = Annotated[str, Field(pattern="^/+[^/]"), AfterValidator(lambda path: path.rstrip("/"))]
-Mount = Annotated[str, Field(pattern=r'^/[^:,"\n]*:/[^:,"\n]*(:ro)?$')]  # --mount has commas
+Mount = Annotated[str, Field(pattern=r'^/[^:,"\n]*:/[^:,"\n]*(:ro)?$')]  # commas separate the options of --mount
 Variables = Annotated[dict[str, str], AfterValidator(variables.checked)]
 Address = Annotated[str, AfterValidator(address)]
-Image = Annotated[str, Field(pattern="^[a-z0-9][A-Za-z0-9._/:@-]*$")]  # - would begin an option of docker
-User = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_.-]*$")]  # - would begin an option of ssh
+Image = Annotated[str, Field(pattern="^[a-z0-9][A-Za-z0-9._/:@-]*$")]  # cannot be an option of docker
+User = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_.-]*$")]  # cannot be an option of ssh
 
 
 class Ssh(Fields):

@@ -17,7 +17,8 @@ from launch.system.software import Import
 
 PLUGINS = "vllm.general_plugins"  # the entry point group from which vLLM loads plugins
 COMPILED = "transformer_engine_torch"  # inside the package in wheels of the core; top-level if built from source
-TRACKERS = {"tracking": "wandb", "vemlp_wandb": "volcengine_ml_platform"}  # loggers named unlike their module
+# Names of `trainer.logger` that differ from the names of their modules.
+TRACKERS = {"tracking": "wandb", "vemlp_wandb": "volcengine_ml_platform"}
 
 
 def imports(recipe: Recipe, overrides: Sequence[str]) -> list[Import]:

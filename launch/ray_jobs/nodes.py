@@ -24,7 +24,8 @@ from launch.system.cause import cause_in
 PORT = 50000  # an ephemeral port, as torch.distributed and vLLM use between nodes
 START_SECONDS = 60  # time for the job to start
 STOPPING = {*(one.name for one in (*BEFORE_RAY, inputs, out)), *(one.name for one in TOGETHER)}
-KEEPS_DEVICES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # else older Rays hide devices from tasks without any
+# Without this, older versions of Ray hide the devices from tasks that request none.
+KEEPS_DEVICES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
 def examine(cluster: Cluster, plan: RayPlan, submission: str, given_up: Callable[[], bool] = lambda: False) -> Report:
@@ -33,7 +34,8 @@ def examine(cluster: Cluster, plan: RayPlan, submission: str, given_up: Callable
     Raises:
         LaunchError: the checks could not run; the message contains the cause.
     """
-    recipe, kind = plan.recipe, "NPU" if pins(plan.recipe.stack).devices == "npu" else "GPU"  # GPU on cpu, too
+    # verl requests GPUs on stack cpu, too.
+    recipe, kind = plan.recipe, "NPU" if pins(plan.recipe.stack).devices == "npu" else "GPU"
     found = sorted(cluster.listed("nodes"), key=lambda node: node["node_ip"])
     alive = [node for node in found if node["state"] == "ALIVE"]
     counts = {node["node_ip"]: int(node["resources_total"].get(kind, 0)) for node in alive}

@@ -25,7 +25,8 @@ from launch.recipes.rules import problems
 __all__ = ["checked", "load", "names"]
 
 Model = TypeVar("Model", bound=BaseModel)
-DEMOS = {"demo": "demo", "study": "bench study"}  # by their commands; launch/demo/training.py composes them
+# Configs in configs/demo, which launch/demo/training.py composes, and their commands.
+DEMOS = {"demo": "demo", "study": "bench study"}
 
 
 def load(name: str, changes: Sequence[str] = ()) -> Recipe:
@@ -85,7 +86,7 @@ def _composed(base: str, overrides: tuple[str, ...], name: str | None = None) ->
         tree = plain(alone(base, overrides))
         node = node_of(tree)
     except RecipeError as error:
-        of_hydra = not isinstance(error.__cause__, ValidationError)  # only Hydra's may contain secrets
+        of_hydra = not isinstance(error.__cause__, ValidationError)  # only Hydra's message may have secrets
         told = without_secrets_in(str(error)) if of_hydra else str(error)
         where = f"{name}: " if stem in names() or Path(name).is_file() else ""  # no such recipe: the error names it
         raise LaunchError("\n".join(f"{where}{line}" for line in told.splitlines())) from error
