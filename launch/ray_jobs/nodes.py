@@ -43,7 +43,7 @@ def examine(cluster: Cluster, plan: RayPlan, submission: str, given_up: Callable
     if len(fit) < recipe.nodes:
         has = ", ".join(f"{address} {count}" for address, count in counts.items())
         what = f"{recipe.name} needs {recipe.nodes} nodes with {recipe.devices_per_node} {kind} each; Ray has {has}"
-        fix = "add nodes to the Ray cluster, or use fewer with --set nodes=.. and devices_per_node=.."
+        fix = "add nodes to the Ray cluster, or use fewer: trainer.nnodes=.. trainer.n_gpus_per_node=.."
         return Report([], [Finding("error", present.name, what, fix)])
     addresses = [node["node_ip"] for node in fit]
     requests = {
