@@ -150,17 +150,20 @@ def test_routes_are_returned_where_they_are_replayed(name: str):
     assert rollout.enable_rollout_routing_replay is replays
 
 
-def test_an_attention_that_would_train_wrongly_is_refused_before_ray(monkeypatch):
+def test_an_attention_that_would_train_wrongly_is_refused_before_ray(monkeypatch, tmp_path):
     started = []
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # else Hydra ends the process
     monkeypatch.setattr(main_ppo, "run_ppo", lambda *_, **__: started.append(1))
     monkeypatch.setattr(main_ppo, "auto_set_device", lambda _: None)
     overrides = list(resolve(load("qwen2.5-32b-bf16-dapo-h200"), PATHS).overrides)
     monkeypatch.setattr(main_ppo.settings, "check", lambda _: None)
-    main_ppo.main.__wrapped__(composed(overrides))
+    command = ["main_ppo", *overrides, f"hydra.run.dir={tmp_path}", "hydra.output_subdir=null"]
+    monkeypatch.setattr("sys.argv", command)
+    main_ppo.main()
     assert started == [1]
-    wrong = composed([*overrides, f"++{attention_settings.NAME_KEY}=sdpa"])
+    monkeypatch.setattr("sys.argv", [*command, f"++{attention_settings.NAME_KEY}=sdpa"])
     with pytest.raises(attention_settings.AttentionError, match="sdpa with ulysses_sequence_parallel_size=8"):
-        main_ppo.main.__wrapped__(wrong)
+        main_ppo.main()
     assert started == [1]
 
 

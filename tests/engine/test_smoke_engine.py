@@ -76,7 +76,9 @@ def test_the_recipe_that_devices_train(tmp_path: Path):
     """Its command, on a machine without devices: verl takes it. Two hosts train that recipe in tests/cluster."""
     addition_start.write(tmp_path / "data", 64)  # two steps of 32
     command = command_of(Setting("cpu", "none", tmp_path, 1), str(tmp_path / "data"), tmp_path / "out")
-    planned = subprocess.run([*command, "--dry-run"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    settings = command.index("--")
+    command = [*command[:settings], "--dry-run", *command[settings:]]
+    planned = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert planned.returncode == 0, planned.stdout[-3000:] + planned.stderr[-3000:]
     assert "trainer.total_training_steps=2" in planned.stdout
 
