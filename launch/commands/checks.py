@@ -85,7 +85,7 @@ def examine_nodes(address: str, recipe: "Recipe", model: str | None, data: str |
     from launch.ray_jobs.nodes import examine
     from launch.ray_jobs.plan import make, places
 
-    plan = make(recipe, places(recipe, model, data, out), new_run(), [], shell=os.environ)
+    plan = make(recipe, places(recipe, model, data, out), new_run(), shell=os.environ)
     return examine(connect(address), plan, f"{plan.run}-doctor")
 
 
