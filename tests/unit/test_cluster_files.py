@@ -27,12 +27,12 @@ SECRET = ["--set", "environment.WANDB_API_KEY=hush-hush", "--set", "environment.
 
 
 def shown(recipe: str, form: str, *options: str, code: int = 0) -> str:
-    """What the command prints."""
+    """What the command prints; of one that fails, what it says."""
     paths = [word for name, value in PATHS.items() for word in (f"--{name}", value)]
     done = CliRunner().invoke(app, ["recipe", "show", recipe, "--as", form, *paths, *options])
     assert done.exit_code == code, done.output
     assert "hush-hush" not in done.output
-    return done.stdout
+    return done.stderr if code else done.stdout
 
 
 def command(recipe: str) -> list[str]:
