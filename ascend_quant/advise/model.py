@@ -12,7 +12,7 @@ from typing import Any
 
 from ascend_quant.advise import AdviceError
 from ascend_quant.files.documents import read_json
-from ascend_quant.recipes import RecipeError, leaves, shipped
+from ascend_quant.recipes import RecipeError, leaves, prefix, shipped
 from ascend_quant.recipes.keys import RANKS, ROLLOUT
 
 BF16, CODE, SCALE = 2, 1, 4  # bytes of a BF16 element, an 8-bit code, and a float32 scale
@@ -210,7 +210,7 @@ def read_recipe(place: str) -> tuple[str, Workload]:
             memory=settings[f"{ROLLOUT}.gpu_memory_utilization"],
         )
     except RecipeError as error:
-        raise AdviceError(f"{place}: {error}") from error
+        raise AdviceError(f"{prefix(place, error)}{error}") from error
     except (KeyError, TypeError) as error:
         raise AdviceError(f"{place} is not a complete recipe ({error!r})") from error
     return node.model.place, workload

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ascend_quant.recipes import RecipeError
+from ascend_quant.recipes import RecipeError, prefix
 from ascend_quant.terminal.exits import WRONG_USE, fail
 
 MAIN = "python -m ascend_quant.integrations.verl.main_ppo"
@@ -48,7 +48,7 @@ def show(
         tree = plain(alone(name, overrides or []))
         node_of(tree)
     except RecipeError as error:
-        fail("\n".join(f"{name}: {line}" for line in str(error).splitlines()), WRONG_USE)
+        fail("\n".join(f"{prefix(name, error)}{line}" for line in str(error).splitlines()), WRONG_USE)
     if as_json:
         typer.echo(json.dumps(tree, indent=1))
         return

@@ -20,6 +20,15 @@ class RecipeError(ValueError):
     """Raised if a recipe does not exist, cannot be composed, or has a wrong key or value."""
 
 
+class UnknownRecipe(RecipeError):
+    """The name of no recipe; the message includes it."""
+
+
+def prefix(name: str, error: RecipeError) -> str:
+    """Return the beginning of an error's lines: the recipe's name, unless the message includes it."""
+    return "" if isinstance(error, UnknownRecipe) else f"{name}: "
+
+
 def shipped(group: str = "recipe") -> Path:
     """Return the folder of a group of the shipped configs."""
     return Path(str(files("ascend_quant") / "configs" / group))

@@ -24,24 +24,24 @@ from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from ascend_quant.files.documents import read_yaml
-from ascend_quant.recipes import RecipeError, leaves, nearest, shipped
+from ascend_quant.recipes import RecipeError, UnknownRecipe, leaves, nearest, shipped
 
 CONFIGS = "ascend_quant.configs"
 GROUPS = (
-    *(
-        "recipe",
-        "demo",
-        "stack",
-        "backend",
-        "scheme",
-        "kv",
-        "send",
-        "correction",
-        "precision",
-        "optimizer",
-        "placement",
-    ),
-    *("plugin", "plugin/bf16", "attention"),  # chosen by the stack, scheme and backend
+    "recipe",
+    "demo",
+    "stack",
+    "backend",
+    "scheme",
+    "kv",
+    "send",
+    "correction",
+    "precision",
+    "optimizer",
+    "placement",
+    "plugin",  # this group and the next two are chosen by the stack, the scheme and the backend
+    "plugin/bf16",
+    "attention",
 )
 PREFIX = "ascend_quant."  # prefix of our resolvers' names
 STAND_IN = "ascend_quant_without_verl"  # takes the place of verl's ppo_trainer
@@ -110,16 +110,18 @@ def alone(name: str, overrides: Sequence[str] = (), group: str = "recipe") -> Di
     """
     file, known = Path(name), names(group)
     choices = tuple(one for one in overrides if is_group(one))
+    if found := list(filter(None, map(unknown_choice, overrides))):
+        raise RecipeError("\n".join(found))
     if name.endswith((".yaml", ".yml")):
         if not os.path.isfile(file):
-            raise RecipeError(f"no recipe {name!r}: there is no such file")
+            raise UnknownRecipe(f"no recipe {name!r}: there is no such file")
         with tempfile.TemporaryDirectory() as folder:
             os.symlink(file.parent.absolute(), Path(folder, group))
             made = _composed(file.stem, choices, group, folder)
     elif name in known:
         made = _shipped(name, choices, group).copy()
     else:
-        raise RecipeError(f"no recipe {name!r}: {nearest(name, known)} `ascend-quant recipe list` shows all")
+        raise UnknownRecipe(f"no recipe {name!r}: {nearest(name, known)} `ascend-quant recipe list` shows all")
     try:
         for one in OverridesParser.create().parse_overrides([one for one in overrides if one not in choices]):
             _apply(one, made)
@@ -166,6 +168,15 @@ def _line(error: Exception) -> str:
 def is_group(override: str) -> bool:
     """Return whether an override is a choice from a config group."""
     return override.lstrip("+~").partition("=")[0].partition("@")[0] in (*GROUPS, "model_engine")
+
+
+def unknown_choice(override: str) -> str | None:
+    """Return the problem of an override that chooses from a group which does not exist; None for any other override."""
+    name = override.partition("=")[0]
+    is_part = override.startswith(("+", "~")) or "={" in override  # adds, deletes or sets a part of verl's config
+    if "." in name or is_group(override) or is_part:
+        return None
+    return f"{name}: there is no such choice: {nearest(name, GROUPS)}"
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

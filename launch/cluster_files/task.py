@@ -6,7 +6,7 @@ from launch import LaunchError
 from launch.cluster.inventory import Ports
 from launch.environment.resolve import OF_DEVICES, OF_HOST, node_environment
 from launch.plan import job as jobs
-from launch.ray_jobs.plan import places
+from launch.ray_jobs.plan import OF_NODE, places
 from launch.recipes import Recipe, resolve
 from launch.recipes.stacks import pins
 
@@ -42,8 +42,7 @@ def task(recipe: Recipe, model: str | None, data: str | None, out: str | None, a
     resolved = resolve(recipe, paths)
     if resolved.files:
         raise LaunchError(f"{recipe.name} needs its files {', '.join(resolved.files)} on the nodes: use train instead")
-    values = jobs.values(resolved.overrides, Ports())
-    values |= {"address": address, "nic": nic, "family": "ipv4", "devices": "", "places": ""}
+    values = jobs.values(resolved.overrides, Ports()) | OF_NODE | {"address": address, "nic": nic}
     settings = node_environment(recipe.stack, values, [("recipe", resolved.environment)])
     found = {one.name: one.value for one in settings if one.name not in OF_DEVICES}
     job = jobs.job(recipe.name, resolved, [("file", found)], restarts=1, paths=paths)

@@ -30,7 +30,10 @@ def doctor(
     ] = None,
     ray: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="With --recipe: as for train; the checks run on the nodes of that Ray."),
+        typer.Option(
+            metavar="ADDRESS",
+            help="With --recipe, run the checks on the nodes of this Ray cluster.",
+        ),
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="Also check what this recipe needs.")] = None,
     changes: Changes = None,

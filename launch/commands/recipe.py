@@ -25,7 +25,7 @@ DataOption = Annotated[
     typer.Option(help="Folder of the data sets on the hosts, or the files: TRAIN or TRAIN,VALIDATION."),
 ]
 DATA_FILES = (".parquet", ".json", ".jsonl")  # what verl reads
-recipe_app = typer.Typer(no_args_is_help=True, help="What can be trained: recipes in configs/recipe.")
+recipe_app = typer.Typer(no_args_is_help=True, help="List the recipes in configs/recipe, or show one.")
 recipe_app.command("list")(list_recipes)
 
 

@@ -55,9 +55,9 @@ def places(recipe: Recipe, model: str | None, data: str | None, out: str | None)
         LaunchError: a path is not given and has no default.
     """
     if data is None and (recipe.data.name or not (model or recipe.model.hub)):
-        raise LaunchError("--ray requires --data: the folder of the data sets on the nodes")
+        raise LaunchError("--data is required: the folder of the data sets on the nodes")
     if out is None:
-        raise LaunchError("--ray requires --out: a folder that the nodes share")
+        raise LaunchError("--out is required: a folder that the nodes share")
     return paths_of(recipe, model and place(model), os.path.abspath(data or ""), os.path.abspath(out))
 
 

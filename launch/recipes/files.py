@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ascend_quant.files.documents import BadDocument, read_yaml
-from ascend_quant.recipes import RecipeError, nearest
-from ascend_quant.recipes.compose import GROUPS, alone, is_group, names, plain
+from ascend_quant.recipes import RecipeError, prefix
+from ascend_quant.recipes.compose import alone, is_group, names, plain, unknown_choice
 from ascend_quant.recipes.node import lines, node_of
 from launch import ROOT, LaunchError
 from launch.environment.variables import secret, without_secrets_in
@@ -88,8 +88,7 @@ def _composed(base: str, overrides: tuple[str, ...], name: str | None = None) ->
     except RecipeError as error:
         of_hydra = not isinstance(error.__cause__, ValidationError)  # only Hydra's message may have secrets
         told = without_secrets_in(str(error)) if of_hydra else str(error)
-        where = f"{name}: " if stem in names() or Path(name).is_file() else ""  # no such recipe: the error names it
-        raise LaunchError("\n".join(f"{where}{line}" for line in told.splitlines())) from error
+        raise LaunchError("\n".join(f"{prefix(name, error)}{line}" for line in told.splitlines())) from error
     if node.name != stem:
         raise LaunchError(f"{name}: recipe.name: {node.name!r} does not match the file name: write {stem}")
     return checked(name, given(tree), Recipe, lambda _: ())
@@ -104,9 +103,8 @@ def _unreadable(override: str) -> Iterator[str]:
     if override.startswith("-") or not ("=" in override or is_deleted):  # options of Hydra begin with -
         yield f"{without_secrets_in(override)[:200]!r} is not a setting: write KEY=VALUE, such as trainer.save_freq=10"
         return
-    whole = override.startswith(("+", "~")) or "={" in override  # adds, deletes or sets a whole part of verl's config
-    if "." not in name and not is_group(override) and not whole:
-        yield f"{name}: there is no such choice: {nearest(name, GROUPS)}"
+    if problem := unknown_choice(override):
+        yield problem
     try:
         OverridesParser.create().parse_override(override)
     except HydraException:

@@ -1,4 +1,4 @@
-"""What `./run.sh train addition-int8 --ray ADDRESS` does, with a Python file as the job in place of verl.
+"""Run `./run.sh train addition-int8 --ray ADDRESS`, with a Python file as the job in place of verl.
 
 python ray_job.py ADDRESS JOB OUT RESTARTS [WORDS ..]
 """

@@ -3,6 +3,7 @@
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 import typer
 from command_cases import commands
 from typer.testing import CliRunner
@@ -29,3 +30,11 @@ def test_the_version_is_the_package_s():
     result = CliRunner().invoke(app, ["--version"])
     (line,) = result.output.splitlines()
     assert result.exit_code == 0 and line.split() == ["ascend-quant", version("ascend-quant")]
+
+
+@pytest.mark.parametrize("words", [["no-recipe"], ["addition-int8", "scheem=int8"]])
+def test_a_wrong_recipe_or_choice_is_one_line(words: list[str]):
+    result = CliRunner().invoke(app, ["recipe", "show", *words])
+    (line,) = result.stderr.splitlines()
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert line.count(words[0]) == 1 and words[-1].partition("=")[0] in line

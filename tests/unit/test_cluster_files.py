@@ -27,7 +27,7 @@ SECRET = ["--set", "environment.WANDB_API_KEY=hush-hush", "--set", "environment.
 
 
 def shown(recipe: str, form: str, *options: str, code: int = 0) -> str:
-    """What the command prints; of one that fails, what it says."""
+    """Return the command's standard output, or the error of a command that fails."""
     paths = [word for name, value in PATHS.items() for word in (f"--{name}", value)]
     done = CliRunner().invoke(app, ["recipe", "show", recipe, "--as", form, *paths, *options])
     assert done.exit_code == code, done.output

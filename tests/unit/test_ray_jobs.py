@@ -28,7 +28,7 @@ OURS = ("ascend_quant", "launch")
 
 @pytest.fixture
 def dashboard() -> Iterator[str]:
-    """What asks for the token, as Ray's dashboard does, and says that its Ray is 2.1.0."""
+    """A server that asks for the token, as Ray's dashboard does, and reports Ray 2.1.0."""
 
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -151,7 +151,7 @@ def parameters(hub: str) -> tuple[float, float, int]:
 
 
 def waits(recipe: Recipe, part: str) -> bool:
-    """Whether weights wait on the host while the engine generates."""
+    """Return whether the weights are on the host while the engine generates."""
     engine = "megatron" if recipe.backend == "megatron" else "fsdp_config"
     return recipe.setting(f"{part}.{engine}.param_offload", False)
 

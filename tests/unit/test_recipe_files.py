@@ -47,7 +47,7 @@ def above(folder: Path, name: str, defaults: Sequence[str], tree: Mapping[str, A
 
 
 def error(folder: Path, *changes: str) -> str:
-    """What is said of a recipe with these changes, none of which is a value that Hydra cannot read."""
+    """Return the error of a recipe with these changes, each of which has a value that Hydra can read."""
     file = write(folder)
     with pytest.raises(LaunchError) as caught:
         load(file, changes)
