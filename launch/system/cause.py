@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 LONGEST = 400  # characters per line; CUDA's out-of-memory message has 380
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-WRITER = re.compile(r"\((?P<name>[^()]*?) ?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[^()]+))?\) ?")
+WRITER = re.compile(r"\((?P<name>raylet|[^()]*? ?(?=pid=))(?:pid=(?P<pid>\d+))?(?:, ip=(?P<ip>[^()]+))?\) ?")
 RECORD = re.compile(r"(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?")  # vLLM's logger
 REMOTE = re.compile(r"ray::(?P<name>[^\s()]+)(?:\(\))? \(pid=(?P<pid>\d+), ip=(?P<ip>[^,)\s]+)")
 TRACEBACK = "Traceback (most recent call last):"
@@ -122,7 +122,8 @@ def split(line: str) -> tuple[str, str]:
 
 def place(process: re.Match[str]) -> str:
     """Format a process for a terminal: its name, host and pid."""
-    return ", ".join(filter(None, (process["name"], process["ip"], f"pid {process['pid']}")))
+    pid = f"pid {process['pid']}" if process["pid"] else None  # Ray omits the raylet's
+    return ", ".join(filter(None, (process["name"].strip(), process["ip"], pid)))
 
 
 def dead_actor(lines: Iterable[str]) -> str:

@@ -72,7 +72,8 @@ def test_a_worker_that_was_killed_is_named_with_its_host(tmp_path):
     named = ("class_name: Rank", "actor_id: 0b62", "pid: 4711", "name: rank7", "namespace: 1", "ip: 192.0.2.3")
     lines = ["Traceback (most recent call last):", '  File "x.py", line 1, in <module>']
     lines += ["ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."]
-    log.write_text("\n".join([*lines, *(f"\t{one}" for one in named), "The actor is dead because .."]))
+    raylet = "(raylet) A worker died or was killed while executing a task by an unexpected system error."  # any time
+    log.write_text("\n".join([*lines, *(f"\t{one}" for one in named), "The actor is dead because ..", raylet]))
     assert of_log(log).where == "rank7, 192.0.2.3, pid 4711"
 
 
