@@ -1,66 +1,60 @@
-"""One attempt of a run: it reaches the hosts, compares them, starts Ray, watches hosts and job, and ends everything.
+"""One attempt of a run: it starts each host's part, passes on what the parts print, and ends them all.
 
-At the end, every host is notified and has 40 seconds to end what it started; hosts that do not confirm are checked.
+The first part's end decides: the head's, or with --on-this-node that of this host. An attempt fails earlier if another
+part ends with an error, or ssh loses its host. Before the hosts have formed a cluster, all that is wrong is collected
+for a moment, so that it is told together, and a host that is still starting is tried again.
+
+At the end, every part has 40 seconds to end what it started; hosts whose part did not end by itself are asked again.
 """
 
+import json
 import queue
-import signal
+import re
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from ipaddress import ip_address
 
-from ascend_quant.terminal.exits import FAILED, INTERRUPTED, NOT_FORMED
-from launch.cluster.hosts import HostState, Missing, Outcome, Progress, dead, differing, missing, verdict
-from launch.cluster.record import Logs, Record, Status
-from launch.cluster.transport import Channel, command_of, end_on, may_pass, reason
-from launch.nodes.protocol import Event
+from ascend_quant.terminal.exits import DONE, FAILED, INTERRUPTED, NOT_FORMED
+from launch.cluster.desk import DRIVER, Desk, Outcome
+from launch.cluster.transport import Channel, Event, command_of, end_on, may_pass, reason
 from launch.plan import Plan
+from launch.system.cause import Cause, is_consequence, of_log
+from launch.system.private import plain
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-BEAT_SECONDS = 2
+BEAT_SECONDS = 5
 AGAIN_SECONDS = 3
-OTHERS_SECONDS = 15  # time after the first problem in which other hosts can report theirs
+TOGETHER_SECONDS, OTHERS_SECONDS = 2, 15  # time for other problems, if all hosts have ended their checks, or not
 END_SECONDS = 40
+TOLD = re.compile(r"(note|error|status): (.*)")  # launch/nodes/launcher.py
+BY_ITSELF = (DONE, FAILED, NOT_FORMED)  # exit codes of a part
 
 
-class Interrupt:
-    """Counts Ctrl-C from its creation on: the first one ends the run in order, the second one at once.
-
-    SIGTERM, and a closed terminal if `signals` contains SIGHUP, count like Ctrl-C.
-    """
-
-    def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
-        self.count = 0
-        for number in signals:
-            signal.signal(number, self._take)
-
-    def _take(self, *_: object) -> None:
-        self.count += 1
-
-
-@dataclass(frozen=True)
-class Desk:
-    """State that all attempts of a run share; only the first four attributes are used on an existing Ray cluster.
+@dataclass
+class HostState:
+    """State of one host in one attempt. Times are from time.monotonic().
 
     Attributes:
-        record: the record of the run.
-        logs: the log files of the run.
-        status: the status line.
-        interrupt: the counter of Ctrl-C.
-        mine: numbers of the hosts that this process starts: all, or with --on-this-node its own.
-        token: Ray's authentication token.
-        meeting: path of the file through which the hosts share the token, with --on-this-node.
+        address: address of the host.
+        channel: channel to its part.
+        code: exit code of its part; None while it runs.
+        checked: whether it has passed its checks.
+        problems: why it cannot take part, or why its part has ended too early; one line each.
+        passing: why it could not be reached so far; it is tried again.
+        open_at: when its part is started.
     """
 
-    record: Record
-    logs: Logs
-    status: Status
-    interrupt: Interrupt
-    mine: list[int] = field(default_factory=list)
-    token: str = ""
-    meeting: str | None = None
+    address: str
+    channel: Channel | None = None
+    code: int | None = None
+    checked: bool = False
+    problems: list[str] = field(default_factory=list)
+    passing: str = ""
+    open_at: float | None = 0.0
+
+    @property
+    def open(self) -> bool:
+        """True while its part runs."""
+        return self.channel is not None and self.code is None
 
 
 class Attempt:
@@ -68,144 +62,171 @@ class Attempt:
 
     def __init__(self, plan: Plan, desk: Desk, patient: bool) -> None:
         self.plan, self.desk, self.patient = plan, desk, patient
-        self.hosts = [HostState(host.address) for host in plan.inventory.hosts]
-        self.mine = [self.hosts[index] for index in desk.mine]
-        self.counted = self.hosts if 0 in desk.mine else self.mine  # with --on-this-node, a worker knows only itself
-        self.progress = Progress(self.hosts, 0 in desk.mine, desk.logs, desk.status)
-        self.events: queue.Queue[tuple[int, Event]] = queue.Queue()
-        self.open_at = {index: 0.0 for index in desk.mine}
+        self.hosts = {index: HostState(plan.inventory.hosts[index].address) for index in desk.mine}
+        self.first = self.hosts[desk.mine[0]]
+        self.events: queue.Queue[Event] = queue.Queue()
         self.deadline = time.monotonic() + plan.inventory.join_seconds
         self.first_problem: float | None = None
         self.next_beat = 0.0
-        self.gone = False  # whether the hosts have been told to start Ray
+        self.formed, self.ending = False, False
+        self.earlier_lines = desk.logs.lines[DRIVER]  # lines of earlier attempts
 
     def run(self) -> Outcome:
         """Run the attempt from the first connection to the end of the last process, and return its outcome."""
         self.desk.status.change(joined=0, job="", step=0, doing="reaching the hosts")
-        outcome = None
         try:
-            while outcome is None:
+            while (outcome := self.outcome()) is None:
                 self.turn()
-                outcome = Outcome(INTERRUPTED) if self.desk.interrupt.count else self.state()
             for line in outcome.lines:  # before the end, as a host that does not answer takes long to end
                 self.desk.status.say(line)
         finally:
+            self.ending = True
             self.desk.status.change(job="", doing="ending")
-            end_hosts(self.plan, self.mine, self.events, self.progress, self.desk.interrupt)
-        return replace(outcome, cause=self.progress.cause()) if outcome.code == FAILED else outcome
+            self.end()
+        return replace(outcome, cause=self.cause()) if outcome.code == FAILED else outcome
+
+    def outcome(self) -> Outcome | None:
+        """Return the outcome, or None while the attempt continues."""
+        if self.desk.interrupt.count:
+            return Outcome(INTERRUPTED)
+        if self.first.code in BY_ITSELF:
+            return Outcome(self.first.code, self.lines())
+        now = time.monotonic()
+        if any(host.problems for host in self.hosts.values()):
+            if self.formed:
+                return Outcome(FAILED, self.lines())
+            self.first_problem = self.first_problem or now
+            known = all(host.problems or host.checked for host in self.hosts.values())
+            over = now - self.first_problem > (TOGETHER_SECONDS if known else OTHERS_SECONDS)
+            return Outcome(NOT_FORMED, self.lines()) if over else None
+        late = [host for host in self.hosts.values() if not host.checked]
+        if now < self.deadline or not late:  # after the checks, the head knows who is missing
+            return None
+        for host in late:
+            host.problems.append(host.passing or f"no connection, or its checks have not ended: {self.waited()} s")
+        return Outcome(NOT_FORMED, self.lines())
+
+    def waited(self) -> int:
+        """Return the time that hosts had to join, in seconds."""
+        return self.plan.inventory.join_seconds
+
+    def lines(self) -> tuple[str, ...]:
+        """Return a line for each host with a problem; the head's own lines name the hosts that they are about."""
+        addresses = {host.address for host in self.plan.inventory.hosts}
+        found = []
+        for host in self.hosts.values():
+            about = [line for line in host.problems if line.partition(": ")[0] in addresses]
+            own = [line for line in host.problems if line not in about]
+            found += [f"{host.address}: {'; '.join(own)}"] if own else []
+            found += about
+        return tuple(found)
 
     def turn(self) -> None:
-        """Open the connections and send the heartbeats that are due, then handle all queued events."""
+        """Start the parts and send the beats that are due, then handle all queued events."""
         now = time.monotonic()
-        for index in [index for index, moment in self.open_at.items() if moment <= now]:
-            del self.open_at[index]
-            self.open(index)
+        for index, host in self.hosts.items():
+            if host.open_at is not None and host.open_at <= now:
+                self.open(index, host)
         if now >= self.next_beat:
             self.next_beat = now + BEAT_SECONDS
-            for host in self.mine:
+            for host in self.hosts.values():
                 if host.open:
-                    host.beat()
+                    host.channel.send("")
+        self.take_events()
+
+    def open(self, index: int, host: HostState) -> None:
+        """Start the part of a host."""
+        host.channel, host.code, host.open_at = Channel(command_of(self.plan, index), index, self.events), None, None
+        host.channel.send(json.dumps({"run": asdict(self.plan.nodes[index])}))
+
+    def take_events(self) -> None:
+        """Handle all queued events; wait a little for the first."""
         try:
-            self.progress.take(*self.events.get(timeout=0.2))
+            self.take(self.events.get(timeout=0.2))
             while True:
-                self.progress.take(*self.events.get_nowait())
+                self.take(self.events.get_nowait())
         except queue.Empty:
-            pass
-        while self.progress.closed:
-            self.closed(*self.progress.closed.pop())
+            return
 
-    def open(self, index: int) -> None:
-        """Start the node process of a host."""
-        host = self.hosts[index]
-        host.channel, host.closed, host.waited = Channel(command_of(self.plan, index), index, self.events), False, None
-        task = {"token": self.desk.token, "meeting": self.desk.meeting}
-        host.channel.send({"run": asdict(self.plan.nodes[index]), **task})
-
-    def closed(self, index: int, code: int, errors: str) -> None:
-        """Handle a closed channel: record a final problem of the host, or schedule a restart of its node process."""
-        host = self.hosts[index]
-        why = host.problem or reason(host.address, code, errors)
-        if self.gone or not (self.patient or may_pass(code, errors)):
-            host.problem = why
+    def take(self, event: Event) -> None:
+        """Handle an event of a part: a line, or its end."""
+        host = self.hosts[event.host]
+        if event.code is not None:
+            self.closed(host, event.code)
+        elif event.is_output:
+            self.desk.logs.write(DRIVER, event.line)
+            self.desk.status.driver(event.line)
+        elif told := TOLD.fullmatch(event.line):
+            self.told(host, *told.groups())
         else:
-            host.problem, host.passing, host.facts = None, why, None
-            self.open_at[index] = time.monotonic() + AGAIN_SECONDS
+            self.desk.logs.write(host.address, event.line)
 
-    def state(self) -> Outcome | None:
-        """Return the outcome, or None while the attempt continues."""
-        if all(host.joined for host in self.counted):
-            return verdict(self.hosts, self.progress.job)
-        if self.gone:
-            lines = dead(self.hosts)
-            if lines:
-                return Outcome(NOT_FORMED, lines)
-        else:
-            problems = self.compare()
-            if problems:
-                return not_formed(problems)
-        if time.monotonic() < self.deadline:
-            return None
-        return not_formed(missing(self.counted, self.plan.nodes[0].ports))
+    def told(self, host: HostState, word: str, text: str) -> None:
+        """Handle a line for the user."""
+        if word == "status":
+            host.checked = True
+            fields = json.loads(text)
+            formed = fields.pop("formed", False)
+            if host is self.first and not self.ending:
+                self.formed |= formed
+                self.desk.status.change(**fields)
+            return
+        self.desk.logs.write(host.address, f"{word}: {text}")
+        if word == "note":
+            self.desk.status.say(f"note: {host.address}: {text}")
+        elif not self.ending:
+            host.problems.append(text)
 
-    def compare(self) -> Missing:
-        """List the hosts that cannot take part, before Ray starts; if all can, tell them to start Ray."""
-        problems = [(host.address, host.problem) for host in self.mine if host.problem]
-        if problems and self.first_problem is None:
-            self.first_problem = time.monotonic()
-        ready = all(host.problem or (host.facts and host.clock.known) for host in self.mine)
-        if not ready:
-            late = problems and time.monotonic() - self.first_problem > OTHERS_SECONDS
-            passing = [(host.address, host.passing) for host in self.mine if host.passing and not host.problem]
-            return problems + passing if late else []
-        problems += differing(self.mine)
-        if not problems:
-            self.gone = True
-            self.desk.status.change(doing="starting Ray")
-            addresses = [ip for host in self.mine for ips in host.facts["nics"].values() for ip in ips]
-            for host in self.mine:
-                host.channel.send({"go": [ip for ip in addresses if not ip_address(ip).is_loopback]})
-        return problems
+    def closed(self, host: HostState, code: int) -> None:
+        """Handle the end of a part: keep what is wrong, or schedule a new start."""
+        host.code, errors = code, "\n".join(host.channel.errors)
+        if code not in BY_ITSELF:
+            host.problems.append(reason(host.address, code, errors))
+        if self.ending:
+            if code not in BY_ITSELF:
+                self.desk.status.say(f"{host.address}: {host.problems[-1]}")
+        elif code != DONE and not self.formed and (self.patient or may_pass(code, errors)):
+            host.passing, host.problems, host.checked = "; ".join(host.problems), [], False
+            host.code, host.channel, host.open_at = None, None, time.monotonic() + AGAIN_SECONDS
 
+    def end(self) -> None:
+        """End all parts, and wait; after a second Ctrl-C, do not wait, and let the hosts end by themselves."""
+        for host in self.hosts.values():
+            if host.open:
+                host.channel.close()
+        deadline = time.monotonic() + END_SECONDS
+        while self.running() and time.monotonic() < deadline and self.desk.interrupt.count < 2:
+            self.take_events()
+        for host in self.running():
+            host.channel.kill()  # its part ends what it started when its stdin closes
+        if self.desk.interrupt.count > 1:
+            self.desk.status.say("ended at once: the hosts end their own processes of the run within a minute")
+            return
+        unsure = [index for index, host in self.hosts.items() if host.channel and host.code not in BY_ITSELF]
+        with ThreadPoolExecutor(max(len(unsure), 1)) as threads:
+            for line in filter(None, threads.map(self.check, unsure)):
+                self.desk.status.say(line)
 
-def not_formed(missing: Missing) -> Outcome:
-    """Return the outcome of a cluster that did not form, with each missing host and the reason."""
-    return Outcome(NOT_FORMED, tuple(f"{address}: {why}" for address, why in missing))
+    def running(self) -> list[HostState]:
+        """Return the hosts whose part runs."""
+        return [host for host in self.hosts.values() if host.open]
 
+    def check(self, index: int) -> str | None:
+        """End processes that a part may have left on its host; return a line about them, or None."""
+        plan, host = self.plan, self.hosts[index]
+        count, why = end_on(plan.run, plan.inventory, index, plan.local[index])
+        if count is None:
+            return f"{host.address}: could not be ended: {why}. When it is back: ./run.sh stop {plan.run}"
+        return f"{host.address}: {count} processes of this run were left, and have been ended" if count else None
 
-def end_hosts(
-    plan: Plan,
-    hosts: Sequence[HostState],
-    events: "queue.Queue[tuple[int, Event]]",
-    progress: Progress,
-    interrupt: Interrupt,
-) -> None:
-    """Tell all hosts to end, and wait; after a second Ctrl-C, do not wait, and let the hosts end by themselves."""
-    for host in hosts:
-        if host.open:
-            host.channel.send({"end": True})
-    deadline = time.monotonic() + END_SECONDS
-    while any(host.open for host in hosts) and time.monotonic() < deadline and interrupt.count < 2:
-        try:
-            progress.take(*events.get(timeout=0.2))
-        except queue.Empty:
-            continue
-    for host in hosts:
-        if host.open:
-            host.channel.kill()  # the node process ends what it started when its stdin closes
-    if interrupt.count > 1:
-        progress.status.say("ended at once: the hosts end their own processes of the run within a minute")
-        return
-    unsure = [number for number, state in enumerate(progress.hosts) if state.facts is not None and not state.ended]
-    with ThreadPoolExecutor(max(len(unsure), 1)) as threads:
-        for line in threads.map(lambda number: check(plan, number), unsure):
-            if line is not None:
-                progress.status.say(line)
-
-
-def check(plan: Plan, index: int) -> str | None:
-    """End processes that a dead or disconnected node process may have left; return a line about them, or None."""
-    address = plan.inventory.hosts[index].address
-    count, why = end_on(plan.run, plan.inventory, index, plan.local[index])
-    if count is None:
-        return f"{address}: could not be ended: {why}. When it is back: ./run.sh stop {plan.run}"
-    return f"{address}: {count} processes of this run were left, and have been ended" if count else None
+    def cause(self) -> Cause | None:
+        """Return the cause of the failure: the driver's exception, else a host's problem."""
+        log = self.desk.logs.folder / f"{DRIVER}.log"
+        found = of_log(log, self.earlier_lines) if log.exists() else None
+        if found is not None and not is_consequence(found.error):
+            return found
+        for host in self.hosts.values():
+            if host.problems:
+                own = self.desk.logs.folder / f"{plain(host.address)}.log"
+                return Cause(f"{host.address}: {'; '.join(host.problems)}", log=str(own))
+        return found

@@ -1,41 +1,27 @@
-"""The record of a run in runs/<run>: run.json, the logs of all hosts, and the status line.
+"""The record of a run: runs/<run>/run.json.
 
 `stop` uses the record to end a run from another terminal or after a crash. A record contains no secrets: neither the
 environment nor the token. It is trusted only if nobody but the caller can write it and its folders, and nothing in it
 is executed: `stop` builds a host's command from the run's id and the inventory, as `train` does.
-
-The terminal shows the lines of the run, and below them one live status line; without a terminal, the status line is
-printed when it changes:
-
-joined 2/3 · job RUNNING · step 12 of 100 · 0:12:31
 """
 
 import os
-import re
 import socket
-from collections import Counter
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, TextIO
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import psutil
 from pydantic import Field, ValidationError
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.text import Text
 
 from ascend_quant.recipes.node import Fields
 from launch import LaunchError
 from launch.cluster.inventory import Inventory
 from launch.plan import Plan
 from launch.system import private
-from launch.system.cause import COLOUR
 
 RUNS = Path("runs")
 FILE = "run.json"
 RUNNING = "running"
-DRIVER = "driver"
-STEP = re.compile(r"(?:^|\s)step:(\d+) - ")  # verl's console logger prints this once per step
-STEPS = re.compile(r"Total training steps: (\d+)")
 
 
 class Control(Fields):
@@ -186,94 +172,3 @@ def folder_of(run: str, runs: Path) -> Path:
         known = ", ".join(sorted(file.parent.name for file in runs.glob(f"*/{FILE}"))) or "none"
         raise LaunchError(f"no run {run[:80]!r}: there is no {folder / FILE}; {os.path.realpath(runs)} has {known}")
     return folder
-
-
-class Logs:
-    """Log files of a run, in its folder `logs`; only the owner can read them, as they may contain secrets.
-
-    A restart appends to them.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "logs"
-        private.make_folder(self.folder)
-        self.files: dict[str, TextIO] = {}
-        self.lines: Counter[str] = Counter()  # number of lines written, by log name
-
-    def write(self, name: str, line: str) -> None:
-        """Append a line to the log of `driver` or of a host."""
-        if name not in self.files:
-            self.files[name] = private.open_file(self.folder / f"{plain(name)}.log", "a")
-        self.files[name].write(line + "\n")
-        self.files[name].flush()
-        self.lines[name] += 1
-
-    def file(self, host: str, name: str, text: str) -> None:
-        """Store one of Ray's log files from a host; its name, which the host sends, must stay inside the folder."""
-        parts = PurePosixPath(name).parts
-        if name.startswith("/") or ".." in parts:
-            raise ValueError(f"{host} sent a log file with the invalid name {name!r}")
-        path = self.folder / plain(host) / "ray" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with private.open_file(path, "w") as file:
-            file.write(text)
-
-    def close(self) -> None:
-        """Close all files."""
-        for file in self.files.values():
-            file.close()
-
-
-def plain(host: str) -> str:
-    """Convert an address to a file name, since IPv6 addresses contain colons, and possibly a percent sign."""
-    return host.replace(":", "_").replace("%", "_").replace("/", "_")
-
-
-class Status:
-    """Live status line of a run; `hosts` is the number of hosts that join, 0 on an existing Ray cluster."""
-
-    def __init__(self, console: Console, hosts: int) -> None:
-        self.console, self.hosts = console, hosts
-        self.joined, self.job, self.doing = 0, "", "starting"
-        self.step, self.steps = 0, 0
-        self.told = ""
-        columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-        self.live = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self.line = self.live.add_task(self.text())
-
-    def __enter__(self) -> "Status":
-        self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.live.stop()
-
-    def text(self) -> str:
-        """Return the status as one line, without the elapsed time."""
-        parts = [f"joined {self.joined}/{self.hosts}"] if self.hosts else []
-        parts.append(f"job {self.job}" if self.job else self.doing)
-        if self.step:
-            parts.append(f"step {self.step} of {self.steps}" if self.steps else f"step {self.step}")
-        return " · ".join(parts)
-
-    def change(self, **values: int | str) -> None:
-        """Change joined, job, doing, step or steps, and update the line."""
-        for name, value in values.items():
-            setattr(self, name, value)
-        self.live.update(self.line, description=self.text())
-        if not self.console.is_terminal and self.text() != self.told:
-            self.told = self.text()
-            self.say(self.told)
-
-    def say(self, line: str) -> None:
-        """Print a line above the live one."""
-        self.console.print(Text(line), soft_wrap=True)
-
-    def driver(self, line: str) -> None:
-        """Print a line of verl's driver, and update the step from it."""
-        text = COLOUR.sub("", line)
-        self.console.print(Text.from_ansi(line), soft_wrap=True)
-        if found := STEPS.search(text):
-            self.change(steps=int(found[1]))
-        if found := STEP.search(text):
-            self.change(step=int(found[1]))

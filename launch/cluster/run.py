@@ -1,19 +1,16 @@
 """A run from the first connection to the exit code: its attempts, restarts and record; and `stop`, which ends a run.
 
+Every host runs the same command, its part (launch/nodes). This machine starts the parts of all hosts over ssh, or with
+--on-this-node only its own, and does not connect to other hosts.
+
 A restart ends everything on every host, waits for the hosts as at the start, and submits the same job; verl continues
 from its last checkpoint. Exit status: 0 if done, 1 if the run failed, 3 if the cluster did not form, 130 after Ctrl-C.
-
-With --on-this-node, the same command runs on every host: each starts its own part and joins the head's Ray. The
-launchers do not connect to other hosts, so they share Ray's token and the versions of the head's software through a
-file in --out, which must be on shared storage.
 
 `./run.sh stop [RUN]` ends the processes of a run on every host. First it ends the process that controls the run, if
 that is on this machine, which ends the others in order; then it connects to every host, so that it works after a crash,
 too. It ends only processes that are marked with the run's id, and executes nothing from the record.
 """
 
-import os
-import secrets
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -26,15 +23,14 @@ from rich.console import Console
 from ascend_quant.terminal.exits import DONE, FAILED, INTERRUPTED, NOT_FORMED, WRONG_USE
 from ascend_quant.terminal.progress import waiting
 from launch import LaunchError
-from launch.cluster.attempt import SIGNALS, Attempt, Desk, Interrupt
-from launch.cluster.hosts import Outcome
-from launch.cluster.record import RUNNING, RUNS, Logs, Record, Status, find
+from launch.cluster.attempt import Attempt
+from launch.cluster.desk import SIGNALS, Desk, Interrupt, Logs, Outcome, Status
+from launch.cluster.record import RUNNING, RUNS, Record, find
 from launch.cluster.transport import end_on
 from launch.plan import Job, Plan
 from launch.system.cause import Cause
 from launch.system.processes import still_running
 
-TOKEN = "RAY_AUTH_TOKEN"
 METRICS = "VERL_FILE_LOGGER_ROOT"
 STATES = {DONE: "done", FAILED: "failed", NOT_FORMED: "not formed", INTERRUPTED: "stopped"}
 SAID = {
@@ -43,7 +39,6 @@ SAID = {
     NOT_FORMED: "the run did not start",
     INTERRUPTED: "ended on request",
 }
-MEETING = ".ray_meeting.json"
 CONTROL_SECONDS = 60
 
 
@@ -55,12 +50,9 @@ def run(plan: Plan, restarts: int, here: int | None = None) -> int:
             the workers receive it from the head.
     """
     mine = list(range(len(plan.nodes))) if here is None else [here]
-    meeting = f"{plan.out}/{MEETING}" if here is not None and len(plan.nodes) > 1 else None
-    token = os.environ.get(TOKEN) or secrets.token_hex(32)
 
     def attempt(desk: Desk, number: int) -> Outcome:
-        known = replace(desk, mine=mine, token=token, meeting=meeting)
-        return Attempt(again(plan, number), known, patient=number > 0).run()
+        return Attempt(again(plan, number), replace(desk, mine=mine), patient=number > 0).run()
 
     return conduct(Record.create(plan), len(plan.nodes), restarts, attempt)
 

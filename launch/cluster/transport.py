@@ -1,7 +1,8 @@
 """Connection to a host: OpenSSH's client without prompts, or a shell on this machine.
 
-It runs one shell line of the plan, which starts the node process, directly or with `docker run`. If the process ends, a
-one-line reason is derived from its exit code and the last lines of stderr.
+It runs one shell line of the plan, which starts the host's part, directly or with `docker run`. If the process ends, a
+one-line reason is derived from its exit code and the last lines of stderr. OpenSSH notices within 20 seconds that a
+host is gone.
 """
 
 import json
@@ -11,11 +12,10 @@ import subprocess
 import threading
 from collections import deque
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from launch import LaunchError
 from launch.cluster.inventory import Inventory
-from launch.nodes.protocol import Event, parse
 from launch.plan import Plan
 from launch.plan.start import container_name, start_line
 from launch.system.processes import piped
@@ -62,27 +62,50 @@ def command(inventory: Inventory, host: int, line: str, local: bool = False) -> 
 
 
 def command_of(plan: Plan, index: int) -> list[str]:
-    """Return the command that starts the node process of a host."""
+    """Return the command that starts the part of a host."""
     return command(plan.inventory, index, plan.start[index], plan.local[index])
 
 
-class Channel:
-    """Channel to a node process: it sends orders, and puts (index, event) into `events`; `closed` is the last event."""
+class Event(NamedTuple):
+    """A line of a host's part, or its end.
 
-    def __init__(self, command: list[str], index: int, events: "queue.Queue[tuple[int, Event]]") -> None:
-        self.index, self.events = index, events
+    Attributes:
+        host: number of the host.
+        line: the line; empty at the end.
+        is_output: whether it comes from stdout, rather than stderr.
+        code: exit code at the end; None before.
+    """
+
+    host: int
+    line: str = ""
+    is_output: bool = False
+    code: int | None = None
+
+
+class Channel:
+    """A host's part, started here or over ssh: its lines and finally its end are put into `events`."""
+
+    def __init__(self, command: list[str], host: int, events: "queue.Queue[Event]") -> None:
+        self.host, self.events = host, events
         self.errors: deque[str] = deque(maxlen=30)
         self.process = piped(command)
         errors = threading.Thread(target=self._read_errors, daemon=True)
         errors.start()
         threading.Thread(target=self._read, args=(errors,), daemon=True).start()
 
-    def send(self, order: dict[str, Any]) -> None:
-        """Send an order as one line of JSON; it is dropped if the channel has closed, as its last event tells."""
+    def send(self, line: str) -> None:
+        """Write a line to stdin; it is dropped if the part has ended, as its last event tells."""
         try:
-            self.process.stdin.write(json.dumps(order) + "\n")
+            self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
         except (BrokenPipeError, ValueError):
+            return
+
+    def close(self) -> None:
+        """Close stdin, which ends the part in order."""
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:
             return
 
     def kill(self) -> None:
@@ -91,15 +114,15 @@ class Channel:
 
     def _read(self, errors: threading.Thread) -> None:
         for line in self.process.stdout:
-            self.events.put((self.index, parse(line) or {"event": "log", "source": "shell", "line": line.rstrip()}))
+            self.events.put(Event(self.host, line.rstrip("\n"), is_output=True))
         code = self.process.wait()
         errors.join(1)
-        self.events.put((self.index, {"event": "closed", "code": code, "errors": "\n".join(self.errors)}))
+        self.events.put(Event(self.host, code=code))
 
     def _read_errors(self) -> None:
         for line in self.process.stderr:
             self.errors.append(line.rstrip())
-            self.events.put((self.index, {"event": "log", "source": "node", "line": line.rstrip()}))
+            self.events.put(Event(self.host, line.rstrip()))
 
 
 def ask(plan: Plan, index: int) -> dict[str, Any]:
@@ -110,10 +133,10 @@ def ask(plan: Plan, index: int) -> dict[str, Any]:
     """
     address = plan.inventory.hosts[index].address
     seconds = ASK_HERE_SECONDS if plan.local[index] else ASK_SECONDS
-    event, why = converse(command_of(plan, index), {"facts": asdict(plan.nodes[index])}, address, seconds)
-    if event is None:
+    facts, why = converse(command_of(plan, index), {"facts": asdict(plan.nodes[index])}, address, seconds)
+    if facts is None:
         raise LaunchError(f"{address}: {why}")
-    return event["facts"]
+    return facts
 
 
 def end_on(run: str, inventory: Inventory, host: int, local: bool) -> tuple[int | None, str]:
@@ -121,8 +144,8 @@ def end_on(run: str, inventory: Inventory, host: int, local: bool) -> tuple[int 
     address = inventory.hosts[host].address
     if inventory.image is None:
         node = command(inventory, host, start_line(inventory, host, run=run), local)
-        event, why = converse(node, {"end_run": run}, address, END_SECONDS)
-        return (event["count"], "") if event else (None, why)
+        answer, why = converse(node, {"end_run": run}, address, END_SECONDS)
+        return (answer["count"], "") if answer else (None, why)
     stop = command(inventory, host, shlex.join(["docker", "stop", "--time", "20", container_name(run, host)]), local)
     try:
         answer = subprocess.run(stop, capture_output=True, text=True, timeout=END_SECONDS, errors="replace")
@@ -133,8 +156,10 @@ def end_on(run: str, inventory: Inventory, host: int, local: bool) -> tuple[int 
     return int(answer.returncode == 0), ""
 
 
-def converse(command: list[str], task: dict[str, Any], address: str, seconds: float) -> tuple[Event | None, str]:
-    """Give a node process a short task; return its last event, or None and the reason."""
+def converse(
+    command: list[str], task: dict[str, Any], address: str, seconds: float
+) -> tuple[dict[str, Any] | None, str]:
+    """Give a host a short task; return its answer, or None and the reason."""
     process = piped(command)
     try:
         out, errors = process.communicate(json.dumps(task) + "\n", timeout=seconds)
@@ -142,12 +167,12 @@ def converse(command: list[str], task: dict[str, Any], address: str, seconds: fl
         process.kill()
         process.communicate()
         return None, f"no answer within {seconds:g} s"
-    events = [event for event in map(parse, out.splitlines()) if event]
-    if events:
-        return events[-1], ""
-    if process.returncode == 0 and out:
+    if process.returncode:
+        return None, reason(address, process.returncode, errors)
+    try:
+        return json.loads(out.splitlines()[-1]), ""  # a login shell may print lines before
+    except (IndexError, ValueError):
         return None, f"in place of an answer: {out[:80]!r}: does a login shell there print something?"
-    return None, reason(address, process.returncode, errors)
 
 
 def reason(host: str, code: int, stderr: str) -> str:

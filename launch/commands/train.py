@@ -280,6 +280,6 @@ def stop(
 
 def node() -> None:
     """Run one host's part of a run, with orders from stdin. `train` starts this on each host."""
-    from launch.nodes.run import main
+    from launch.nodes.part import main
 
     raise typer.Exit(main())

@@ -1,6 +1,6 @@
 """All hosts of an inventory: they examine themselves in parallel, then they are compared.
 
-A host's node process (launch/nodes/run.py) receives a Request and answers with its HostReport.
+A host (launch/nodes/part.py) receives a Request and answers with its HostReport.
 """
 
 import socket
@@ -86,8 +86,8 @@ def request(inventory: Inventory, index: int, wanted: Wanted) -> Request:
 def asked(command: list[str], question: Request) -> HostReport | str:
     """Ask a host for its report; return it, or why there is none."""
     task = {"doctor": REQUEST.dump_python(question, mode="json")}
-    event, why = converse(command, task, question.host, EXAMINE_SECONDS)
-    return why if event is None else REPORT.validate_python(event["report"])
+    report, why = converse(command, task, question.host, EXAMINE_SECONDS)
+    return why if report is None else REPORT.validate_python(report)
 
 
 def answer_here(question: Request) -> HostReport:

@@ -1,12 +1,11 @@
 """Checks of this host, and of differences between hosts, before Ray starts.
 
-All problems are reported at once, one per line. Clocks are compared by a request, whose round-trip time is subtracted.
+All problems are reported at once, one per line.
 """
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from launch import LaunchError, port_guard
 from launch.doctor import drivers
@@ -25,12 +24,11 @@ from launch.system import private
 from launch.system.software import has_module
 
 DATA = ("gsm8k", "dapo-math-17k", "addition")  # data sets of ./run.sh data, each in a folder of its name
-ALLOWED_SECONDS = 5  # maximum difference between clocks
 
 
-def compared() -> dict[str, Any]:
-    """Return what the control host compares between hosts: software, and the addresses of each."""
-    return {"nics": network.nics(), "versions": versions_of(software(os.environ))}
+def versions() -> dict[str, str]:
+    """Return the versions of this host's software, which a worker compares with the head's."""
+    return versions_of(software(os.environ))
 
 
 def found(kind: str) -> list[int]:
@@ -68,33 +66,6 @@ def skew(head: dict[str, str], other: dict[str, str]) -> list[str]:
         for name in names
         if head.get(name) != other.get(name)
     ]
-
-
-@dataclass
-class Clock:
-    """The clock offset of a host in seconds, from the measurement with the shortest round trip."""
-
-    offset: float = 0.0
-    error: float = float("inf")
-
-    def take(self, asked: float, answered: float, theirs: float) -> None:
-        """Add a measurement: times of question and answer by this clock, and the host's clock in between (`theirs`)."""
-        error = (answered - asked) / 2
-        if 0 <= error < self.error:
-            self.offset, self.error = theirs - (asked + answered) / 2, error
-
-    @property
-    def known(self) -> bool:
-        """True once a measurement has been taken."""
-        return self.error < float("inf")
-
-    def wrong(self, whose: str = "the control host's") -> str | None:
-        """Describe the clock skew if it exceeds the limit despite the round trip, else None; `whose` names the
-        clock."""
-        if abs(self.offset) - self.error <= ALLOWED_SECONDS:
-            return None
-        ahead = "ahead of" if self.offset > 0 else "behind"
-        return f"clock skew: its clock is {abs(self.offset):.0f} s {ahead} {whose}: set it (chrony, ntpd)"
 
 
 def kernel_kills() -> int:

@@ -1,12 +1,13 @@
 """Ray on this host: `ray start --block` as a child process, with ports, folder and environment set for the run.
 
 It is ended by its process id, never by `ray stop`, which would end all of the user's Ray clusters on this host,
-including those of other runs. A `Part` holds the state of one attempt on this host: its orders, the results of its
+including those of other runs. A `Part` holds the state of one attempt on this host: its launcher, the results of its
 checks, and its Ray.
 """
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -16,10 +17,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -29,11 +30,14 @@ from launch.environment.network import Wire
 from launch.environment.resolve import node_environment, overruled
 from launch.environment.variables import OTHER_CLUSTERS
 from launch.nodes.checks import Checked
-from launch.nodes.protocol import Emit, Orders
+from launch.nodes.launcher import Launcher
 from launch.plan import NodePlan
 from launch.recipes.stacks import pins
 from launch.system import private
 from launch.system.processes import MARK, end_run, mapped_segments, of_run, remove
+
+if TYPE_CHECKING:
+    from launch.ray_jobs.cluster import Cluster
 
 END_SECONDS = 10
 LAST_WORDS_SECONDS = 2
@@ -112,10 +116,10 @@ class RayNode:
     """
 
     def __init__(
-        self, plan: NodePlan, command: list[str], environment: dict[str, str], emit: Emit, deadline: float
+        self, plan: NodePlan, command: list[str], environment: dict[str, str], launcher: Launcher, deadline: float
     ) -> None:
         self.plan, self.command, self.environment = plan, command, environment
-        self.emit, self.deadline = emit, deadline
+        self.launcher, self.deadline = launcher, deadline
         self._start()
 
     def _start(self) -> None:
@@ -137,7 +141,7 @@ class RayNode:
         for line in process.stdout:
             if line.strip():
                 last_words.append(line.strip())
-                self.emit("log", source="ray", line=line.rstrip())
+                self.launcher.log(f"ray: {line.rstrip()}")
 
     def check(self) -> None:
         """Raise an error if Ray has ended by itself, unless it may be restarted."""
@@ -148,7 +152,7 @@ class RayNode:
         words = " | ".join(self.last_words) or "no message"
         if not any(reason in words for reason in GAVE_UP) or time.monotonic() > self.deadline:
             raise LaunchError(f"Ray exited with code {code} on this host: {words}")
-        self.emit("note", line="Ray timed out while starting on this host, which is busy; it was started again")
+        self.launcher.note("Ray timed out while starting on this host, which is busy; it was started again")
         self.end()
         self._start()
 
@@ -164,8 +168,8 @@ class RayNode:
                     raise LaunchError(f"Ray does not listen on {joined(address, port)}: {error}") from None
             ended.wait(POLL_SECONDS)
 
-    def end(self) -> int:
-        """End Ray, then all other processes on this host with the run's id; return their number."""
+    def end(self) -> None:
+        """End Ray, then all other processes on this host with the run's id."""
         mine = of_run(self.plan.run)
         segments = {segment for process in mine for segment in mapped_segments(process.pid)}
         if self.process.poll() is None:
@@ -177,7 +181,6 @@ class RayNode:
                 self.process.wait()
         end_run(self.plan.run)
         remove(segments)
-        return len(mine)
 
 
 def make_folder(plan: NodePlan) -> None:
@@ -200,55 +203,50 @@ def adopt_token(environment: dict[str, str]) -> None:
             os.environ[name] = environment[name]
 
 
-def client(dashboard: str) -> Any:
-    """Return a client of Ray's job API at http://HOST:PORT."""
-    from ray.job_submission import JobSubmissionClient
-
-    return JobSubmissionClient(dashboard)
-
-
-def trouble() -> tuple[type[Exception], ...]:
-    """Return the exceptions that Ray's clients raise while Ray is starting, busy, or gone."""
-    from ray.util.state.exception import RayStateApiException
-    from requests import RequestException
-
-    return RayStateApiException, RequestException, ConnectionError, RuntimeError, TimeoutError
-
-
 @dataclass
 class Part:
     """This host's part of one attempt.
 
     Attributes:
-        environment: environment of Ray and therefore of all processes here.
-        meeting: the file through which hosts find each other without a control host (--on-this-node); None otherwise.
         deadline: deadline for joining, in time.monotonic().
-        kernel_kills: number of processes that this host's kernel had OOM-killed when the part began.
+        environment: environment of Ray and therefore of all processes here.
+        formed: whether this host has joined, and on the head, whether all others have.
         ray: Ray on this host, after it was started.
     """
 
     plan: NodePlan
-    facts: dict[str, Any]
     checked: Checked
-    environment: dict[str, str]
-    emit: Emit
-    orders: Orders
-    meeting: Path | None
+    launcher: Launcher
     deadline: float
-    kernel_kills: int
+    environment: dict[str, str] = field(default_factory=dict)
+    formed: bool = False
     ray: RayNode | None = None
 
     def start_ray(self, plan: NodePlan, port: int) -> None:
         """Start Ray as specified by `plan`, and wait until it listens on one of its ports."""
-        address = self.checked.wire.address
         command = start_command(plan, self.checked.wire, len(self.checked.devices))
-        self.ray = RayNode(plan, command, self.environment, self.emit, self.deadline)
-        self.ray.wait_for_port(address, port, self.orders.ended, self.deadline)
-        if not self.orders.ended.is_set():
-            self.emit("started")
+        self.ray = RayNode(plan, command, self.environment, self.launcher, self.deadline)
+        self.ray.wait_for_port(self.checked.wire.address, port, self.launcher.ended, self.deadline)
+
+    def connect(self, dashboard: str) -> "Cluster | None":
+        """Connect to the run's Ray as soon as its dashboard answers; return None if the part is to end.
+
+        Raises:
+            LaunchError: the dashboard has not answered before the deadline, or Ray has ended here.
+        """
+        from launch.ray_jobs.cluster import connect  # imports Ray, which reads the environment
+
+        while not self.launcher.ended.wait(POLL_SECONDS):
+            self.ray.check()
+            try:
+                return connect(dashboard)
+            except (LaunchError, OSError, RuntimeError) as error:
+                if time.monotonic() > self.deadline:
+                    raise LaunchError(f"Ray's dashboard does not answer: {error}") from error
+        return None
 
 
-def variables(plan: NodePlan, checked: Checked, token: str, own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+def variables(plan: NodePlan, checked: Checked, own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Return the environment of Ray on this host and of everything that it starts, with notes about it."""
     values = {
         **plan.values,
@@ -264,7 +262,7 @@ def variables(plan: NodePlan, checked: Checked, token: str, own: Mapping[str, st
         **{setting.name: setting.value for setting in settings if setting.name not in OTHER_CLUSTERS},
         **network.metrics_ports(plan.ports),
         **this_python(own),
-        **authentication(token),
+        **authentication(own.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)),  # a worker takes the head's later
         **loopback(checked),
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # Ray would wait 30 s for tasks that are to end with it
         "SPT_NOENV": "1",  # keeps setproctitle from overwriting /proc/PID/environ, where the mark is read

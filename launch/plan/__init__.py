@@ -68,6 +68,7 @@ class NodePlan:
         address, nic: the values in the inventory; a host name, or auto for the NIC, is resolved on the node.
         devices: the number of devices to use, or their indices.
         head: the head's address, as in the inventory.
+        out: the folder of checkpoints and metrics, which the hosts share.
         ports: the ports named ray and dashboard, and the range workers (LOW-HIGH).
         members: the addresses of all hosts, the head's first.
         values: values for the templates of the environment table; the node adds address, nic, family, devices and
@@ -94,6 +95,7 @@ class NodePlan:
     nic: str
     devices: int | list[int]
     head: str
+    out: str
     ports: dict[str, int | str]
     members: list[str]
     values: dict[str, str]
@@ -114,6 +116,11 @@ class NodePlan:
     def temp_dir(self) -> str:
         """Ray's temporary folder, on the host where this is evaluated."""
         return str(private.run_folder(self.run))
+
+    @property
+    def logs(self) -> str:
+        """Folder to which each host's part copies Ray's logs at the end."""
+        return f"{self.out}/logs"
 
     def to_json(self) -> str:
         """Serialize the plan to one line."""

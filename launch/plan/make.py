@@ -67,6 +67,7 @@ def make(
         "run": run,
         "stack": recipe.stack,
         "head": hosts[0].address,
+        "out": paths.out,
         "ports": {"ray": ports.ray, "dashboard": ports.dashboard, "workers": ports.workers},
         "members": [one.address for one in hosts],
         "join_seconds": inventory.join_seconds,

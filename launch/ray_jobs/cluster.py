@@ -24,6 +24,7 @@ from launch import LaunchError
 RUN = "ascend_quant_run"  # in the metadata of each job of a run
 ANSWER_SECONDS, UPLOAD_SECONDS, STOP_SECONDS = 5, 120, 60
 POLL_SECONDS = 0.5
+AGENT_SECONDS, NO_AGENT = 60, "No available agent"  # the words of Ray's dashboard
 OTHERS = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")  # these override the address that Ray's client is given
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 KILL = """
@@ -73,16 +74,21 @@ class Cluster:
             raise
 
     def submit(self, submission: str, run: str, command: Sequence[str], **runtime_env: Any) -> None:
-        """Submit a job of a run.
+        """Submit a job of a run; right after the start of Ray, wait for the agent that runs it.
 
         Raises:
             LaunchError: the cluster refuses it.
         """
         job = {"submission_id": submission, "entrypoint": shlex.join(command), "metadata": {RUN: run}}
-        try:
-            self.client.submit_job(**job, runtime_env=runtime_env)
-        except RuntimeError as error:
-            raise LaunchError(f"{self.address} refuses the job {submission}: {error}") from error
+        deadline = time.monotonic() + AGENT_SECONDS
+        while True:
+            try:
+                self.client.submit_job(**job, runtime_env=runtime_env)
+                return
+            except RuntimeError as error:
+                if NO_AGENT not in str(error) or time.monotonic() > deadline:
+                    raise LaunchError(f"{self.address} refuses the job {submission}: {error}") from error
+            time.sleep(POLL_SECONDS)
 
     def wait(self, submission: str, seconds: float, given_up: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """Wait until a job has ended and return its description; give up if `given_up` returns True.
@@ -101,9 +107,13 @@ class Cluster:
 
     def stop(self, submission: str, given_up: Callable[[], bool] = lambda: False) -> None:
         """Stop a job, wait for it, and end the actors that outlive it; see `wait` for `given_up`."""
+        self.ask_to_stop(submission)
+        self.end_actors(self.wait(submission, STOP_SECONDS, given_up))
+
+    def ask_to_stop(self, submission: str) -> None:
+        """Tell Ray to stop a job, without waiting for it."""
         where = f"{self.address}/api/jobs/{submission}/stop"
         requests.post(where, headers=self.headers, timeout=ANSWER_SECONDS).raise_for_status()
-        self.end_actors(self.wait(submission, STOP_SECONDS, given_up))
 
     def stop_run(self, run: str) -> list[str]:
         """Stop the jobs of a run that have not ended, and return their ids."""

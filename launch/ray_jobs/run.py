@@ -5,34 +5,26 @@ closed or the launcher is killed, the job runs until `stop`, and is not restarte
 answered for half a minute counts as dead.
 """
 
-import asyncio
 import signal
-import threading
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import aiohttp
-import requests
-
 from ascend_quant.terminal.exits import DONE, FAILED, INTERRUPTED, NOT_FORMED
 from launch import LaunchError
-from launch.cluster.attempt import Desk
-from launch.cluster.hosts import Outcome
-from launch.cluster.record import DRIVER, RUNS, Record
+from launch.cluster.desk import DRIVER, Desk, Outcome
+from launch.cluster.record import RUNS, Record
 from launch.cluster.run import conduct, variables_of
 from launch.ray_jobs import nodes, sources
-from launch.ray_jobs.cluster import ENDED, Cluster
+from launch.ray_jobs.cluster import Cluster
+from launch.ray_jobs.follow import driver_killed, passing_on, watch
 from launch.ray_jobs.plan import RayPlan
 from launch.system.cause import Cause, of_log
 
-ASK_SECONDS = 1
 SILENT_SECONDS = 30
 JOIN_SECONDS = 300  # time that a restart waits for the nodes
 AGAIN_SECONDS = 5
-LAST_SECONDS = 10  # time to read the rest of the log after a job has ended
-KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # exit codes of a killed driver: its own, or its shell's
 
 
 def run(plan: RayPlan, cluster: Cluster, restarts: int) -> int:
@@ -84,68 +76,30 @@ def check(plan: RayPlan, cluster: Cluster, desk: Desk, submission: str, number: 
 
 
 def follow(cluster: Cluster, submission: str, desk: Desk) -> dict[str, Any]:
-    """Follow a job until it ends, or stop it on Ctrl-C; return Ray's description of it.
+    """Follow a job until it has ended, or stop it on Ctrl-C; end its actors and return Ray's description of it.
 
     Raises:
         LaunchError: the cluster does not answer, or no longer knows the job.
     """
-    over = threading.Event()
-    reader = threading.Thread(target=lambda: asyncio.run(pass_on(cluster, submission, desk, over)), daemon=True)
-    reader.start()
-    try:
-        info = watch(cluster, submission, desk)
-        reader.join(LAST_SECONDS)
-    finally:
-        over.set()
-    return info
 
-
-def watch(cluster: Cluster, submission: str, desk: Desk) -> dict[str, Any]:
-    """Poll a job until it has ended, or stop it on Ctrl-C; return Ray's description of it."""
-    heard = time.monotonic()
-    while not desk.interrupt.count:
-        time.sleep(ASK_SECONDS)
-        try:
-            info = cluster.job(submission)
-        except requests.RequestException as error:
-            if (silent := time.monotonic() - heard) > SILENT_SECONDS:
-                raise LaunchError(f"Ray's head has not answered for {silent:.0f} s: {error}") from error
-            continue
-        heard = time.monotonic()
-        if info is None:
-            raise LaunchError(f"the cluster does not know job {submission} any more: its head was started anew")
-        desk.status.change(job=info["status"])
-        if info["status"] in ENDED:
-            cluster.end_actors(info)
-            return info
-    desk.status.change(job="", doing="ending")
-    cluster.stop(submission, lambda: desk.interrupt.count > 1)
-    return cluster.wait(submission, 0)
-
-
-async def pass_on(cluster: Cluster, submission: str, desk: Desk, over: threading.Event) -> None:
-    """Log and print the driver's lines; a broken connection is reopened, and continues after the last line."""
-    passed, rest = 0, ""  # number of characters read so far, and an incomplete line
-    while not over.is_set():
-        at = 0
-        try:
-            async for text in cluster.client.tail_job_logs(submission):
-                rest += text[max(passed - at, 0) :]
-                at += len(text)
-                passed = max(passed, at)
-                *whole, rest = rest.replace("\r", "\n").split("\n")
-                show(whole, desk)
-            break
-        except (OSError, RuntimeError, aiohttp.ClientError):  # `watch` notices if the head is dead
-            await asyncio.sleep(ASK_SECONDS)
-    show([rest], desk)
-
-
-def show(lines: list[str], desk: Desk) -> None:
-    """Write lines of the driver to its log, and print them."""
-    for line in filter(None, lines):
+    def show(line: str) -> None:
         desk.logs.write(DRIVER, line)
         desk.status.driver(line)
+
+    with passing_on(cluster, submission, show):
+        info = watch(
+            cluster,
+            submission,
+            ended=lambda: desk.interrupt.count > 0,
+            status=lambda status: desk.status.change(job=status),
+            silent_seconds=SILENT_SECONDS,
+        )
+        if info is not None:
+            cluster.end_actors(info)
+            return info
+        desk.status.change(job="", doing="ending")
+        cluster.stop(submission, lambda: desk.interrupt.count > 1)
+        return cluster.wait(submission, 0)
 
 
 def verdict(info: dict[str, Any], log: Path, before: int, desk: Desk) -> Outcome:
@@ -156,7 +110,7 @@ def verdict(info: dict[str, Any], log: Path, before: int, desk: Desk) -> Outcome
         return Outcome(INTERRUPTED)
     code, message = info["driver_exit_code"], (info["message"] or "").partition(", last available logs")[0]
     desk.status.say(f"the driver ended with {code}" if code is not None else f"Ray: {message}")
-    if code in KILLED:
+    if driver_killed(info):
         return Outcome(FAILED, cause=Cause(f"the driver was killed by signal {signal.SIGKILL.value}"))
     known = of_log(log, before) if log.exists() else None
     return Outcome(FAILED, cause=known or Cause(message))

@@ -41,6 +41,11 @@ def open_file(path: Path, mode: str) -> TextIO:
     return open(path, mode, encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600))
 
 
+def plain(host: str) -> str:
+    """Convert an address to a file name, since IPv6 addresses contain colons, and possibly a percent sign."""
+    return host.replace(":", "_").replace("%", "_")
+
+
 def read(file: Path) -> bytes:
     """Read the bytes of a file that nobody else can have written; its two parent folders are checked too.
 

@@ -4,6 +4,7 @@ import itertools
 import os
 import socket
 import sys
+import tempfile
 from pathlib import Path
 
 from launch.cluster.inventory import Inventory
@@ -12,6 +13,7 @@ from launch.plan.start import start_line
 
 PROJECT = Path(__file__).parents[2]
 NUMBERS = itertools.count()
+OUT = tempfile.TemporaryDirectory(prefix="ascend-quant-tests-")  # removed at the end of this process
 VALUES = {"task_queue": "1", "expansion": "", "hccl_host": "60000-60050", "hccl_npu": "61000-61050"}
 
 
@@ -51,6 +53,7 @@ def node_plan(run: str | None = None, **changes: object) -> NodePlan:
         "nic": "auto",
         "devices": 1,
         "head": "127.0.0.1",
+        "out": f"{OUT.name}/{run}",
         "ports": {"ray": 21000, "dashboard": 21001, "workers": "21002-21099"},
         "members": ["127.0.0.1"],
         "values": VALUES,
@@ -74,7 +77,7 @@ def plan_of(node: NodePlan) -> Plan:
     return Plan(
         run=node.run,
         recipe="test",
-        out="/nowhere",
+        out=node.out,
         inventory=inventory,
         nodes=[node],
         start=[start_line(inventory, 0, run=node.run)],

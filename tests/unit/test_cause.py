@@ -5,10 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from launch.cluster.hosts import HostState, JobEnd, Progress
-from launch.cluster.record import DRIVER, Logs, Status
 from launch.system.cause import cause_in, is_consequence, of_log
 
 RECORDED = Path(__file__).parent / "data" / "cause"  # of real runs; most frames and machine paths are taken out
@@ -75,26 +72,6 @@ def test_a_worker_that_was_killed_is_named_with_its_host(tmp_path):
     raylet = "(raylet) A worker died or was killed while executing a task by an unexpected system error."  # any time
     log.write_text("\n".join([*lines, *(f"\t{one}" for one in named), "The actor is dead because ..", raylet]))
     assert of_log(log).where == "rank7, 192.0.2.3, pid 4711"
-
-
-@pytest.mark.parametrize(
-    ("driver", "problem", "error"),
-    [
-        ("raise KeyError('x')", "silent for 15 s", "KeyError: 'x'"),
-        ("raise ConnectionResetError('by peer')", "silent for 15 s", "b: silent for 15 s"),
-        ("raise ConnectionResetError('by peer')", None, "ConnectionResetError: by peer"),
-        (None, None, "the job was lost"),
-    ],
-)
-def test_a_dead_host_is_the_cause_of_what_only_follows_from_it(tmp_path, driver, problem, error):
-    logs = Logs(tmp_path)
-    hosts = [HostState("a"), HostState("b", problem=problem)]
-    progress = Progress(hosts, True, logs, Status(Console(quiet=True), 2))
-    for line in traceback_of(driver) if driver else ():
-        logs.write(DRIVER, line)
-    progress.job = JobEnd("FAILED", "Ray says:\nthe job was lost", 0.0)
-    assert progress.cause().error == error
-    logs.close()
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,13 @@ from launch.system.processes import of_run, signal_each
 pytest.importorskip("ray")
 
 DRIVER = """
-import sys
+import os, sys
 sys.path[:0] = [{tests!r}, {project!r}]
 from cluster_cases import node_plan, plan_of
 from launch.cluster.run import run
 from launch.plan import Job
 job = Job(['-c', {job!r}], {{'data/words.txt': 'two words'}}, {{'COLOUR': 'blue'}})
-node = node_plan({run!r}, ports={ports!r}, job=job)
+node = node_plan({run!r}, ports={ports!r}, job=job, out=os.path.abspath('runs/' + {run!r}))
 sys.exit(run(plan_of(node), {restarts}))
 """
 LOOK = """

@@ -104,23 +104,20 @@ def test_a_host_tells_its_facts_and_each_failure_has_its_reason(server, client, 
 
 
 @needs_sshd
-def test_a_channel_carries_orders_and_events_and_closes_with_a_code(server, client):
+def test_a_channel_carries_lines_both_ways_and_closes_with_a_code(server, client):
     port, key, public = server
     client(f"[127.0.0.1]:{port} {public}")
     inventory = plan_over_ssh(port, key).inventory
-    answer = """printf '{"event": "note", "line": %s}\\n' "$order" """
-    line = f"echo from a login script; read order; {answer}; echo oops >&2; exit 7"
+    line = 'echo begins; read order; echo "$order"; echo oops >&2; read order || exit 7'
     events: queue.Queue = queue.Queue()
     channel = transport.Channel(transport.command(inventory, 0, line), 4, events)
-    channel.send({"beat": 1})
-    got = []
-    while not got or got[-1]["event"] != "closed":
-        index, event = events.get(timeout=30)
-        assert index == 4
-        got.append(event)
-    assert {"event": "log", "source": "shell", "line": "from a login script"} in got
-    assert {"event": "note", "line": {"beat": 1}} in got
-    assert got[-1]["code"] == 7 and "oops" in got[-1]["errors"]
+    channel.send("an order")
+    got = [events.get(timeout=30) for _ in range(3)]
+    channel.close()
+    got.append(events.get(timeout=30))
+    expected = {transport.Event(4, one, is_output=True) for one in ("begins", "an order")}
+    assert set(got) == {*expected, transport.Event(4, "oops"), transport.Event(4, code=7)}
+    assert got[-1].code == 7 and "oops" in channel.errors
 
 
 def test_nothing_is_ever_asked_and_the_inventorys_login_is_used():

@@ -1,8 +1,9 @@
-"""What a node reads and leaves: the driver's log as it grows, Ray's logs, the meeting file; versions; variables."""
+"""What a host's part reads and leaves: Ray's logs, the meeting file; versions, clocks; variables."""
 
 import os
 import stat
 import sys
+from email.utils import formatdate
 from pathlib import Path
 
 import pytest
@@ -11,33 +12,15 @@ from naming import has_line_naming, line_naming
 
 from launch import LaunchError
 from launch.environment.network import Wire
-from launch.nodes import run, worker
+from launch.nodes import meeting, part
 from launch.nodes.checks import Checked, skew
-from launch.nodes.head import Tail
 from launch.nodes.ray_node import variables
 from launch.system.software import sources
 
 
-def test_tail_gives_every_line_once_and_whole(tmp_path):
-    file = tmp_path / "log"
-    tail = Tail(file)
-    assert tail.lines() == []
-    with file.open("ab", buffering=0) as log:
-        log.write(b"one\ntw")
-        assert tail.lines() == ["one"]
-        log.write(b"o\n10%\r20%\r")
-        assert tail.lines() == ["two", "10%", "20%"]
-        log.write("drei ä".encode()[:-1])
-        assert tail.lines() == []
-        log.write("ä".encode()[1:] + b"\n\nend")
-        assert tail.lines() == ["drei ä"]
-    assert tail.lines(last=True) == ["end"]
-    assert tail.lines(last=True) == []
-
-
 def test_session_logs_are_the_ends_of_the_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "LARGEST", 10)
-    monkeypatch.setattr(run, "ALL", 25)
+    monkeypatch.setattr(part, "LARGEST", 10)
+    monkeypatch.setattr(part, "ALL", 25)
     folder = tmp_path / "session_latest" / "logs"
     (folder / "old").mkdir(parents=True)
     files = [("a.log", "0123456789abcdef"), ("old/b.log", "short"), ("c.log", "x" * 50), ("d.log", "too much")]
@@ -45,7 +28,7 @@ def test_session_logs_are_the_ends_of_the_files(tmp_path, monkeypatch):
         (folder / name).write_text(text)
         os.utime(folder / name, (1000 - age, 1000 - age))
     (folder / "empty.log").touch()
-    assert list(run.session_logs(tmp_path)) == [
+    assert list(part.session_logs(tmp_path)) == [
         ("a.log", "6789abcdef"),
         ("old/b.log", "short"),
         ("c.log", "x" * 10),
@@ -53,15 +36,33 @@ def test_session_logs_are_the_ends_of_the_files(tmp_path, monkeypatch):
 
 
 def test_the_meeting_file_is_for_its_owner_alone(tmp_path):
-    file = tmp_path / "out" / "meeting"
-    worker.share(file, "first", {"ray": "1"})
-    worker.share(file, "second", {"ray": "2"})
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert worker.take(file, {"ray": "2"}) == "second"
+    plan = node_plan(out=str(tmp_path / "out"))
+    meeting.share(plan, "first", {"ray": "1"})
+    meeting.share(plan, "second", {"ray": "2"})
+    assert stat.S_IMODE((tmp_path / "out" / meeting.NAME).stat().st_mode) == 0o600
+    assert meeting.take(plan, {"ray": "2"}) == "second"
     with pytest.raises(LaunchError, match="ray 3, the head has 2"):
-        worker.take(file, {"ray": "3"})
-    with pytest.raises(LaunchError, match=line_naming(tmp_path / "absent")):
-        worker.take(tmp_path / "absent", {})
+        meeting.take(plan, {"ray": "3"})
+    with pytest.raises(LaunchError, match=line_naming(tmp_path / "absent" / meeting.NAME)):
+        meeting.take(node_plan(out=str(tmp_path / "absent")), {})
+
+
+@pytest.mark.parametrize(
+    ("ahead", "way", "wrong"),
+    [
+        (4.9, 0.1, None),
+        (-4.9, 0.1, None),
+        (7.0, 0.1, "7 s ahead"),
+        (-90.0, 0.1, "90 s behind"),
+        (10.0, 6.0, None),  # the difference may be that of the way
+        (13.0, 6.0, "13 s ahead"),
+    ],
+)
+def test_the_date_of_an_answer_tells_the_heads_clock_to_a_second(ahead, way, wrong):
+    theirs = 1_700_000_000.4  # the head answers then, and names the whole second
+    date = formatdate(int(theirs), usegmt=True)
+    found = meeting.clock_skew(theirs + ahead - way, theirs + ahead + way, date)
+    assert (found is None) == (wrong is None) and (wrong is None or wrong in found)
 
 
 def test_the_digest_tells_every_change_of_a_source(tmp_path):
@@ -95,7 +96,9 @@ def test_the_environment_is_the_hosts_own_wired_and_marked():
     shell = {"RAY_ADDRESS": "192.0.2.99:6379", "RAY_TMPDIR": "/elsewhere", "PATH": "/usr/bin", "HOME": "/home/me"}
     plan = node_plan(layers=[("inventory", {"GREETING": "hello", "RAY_ADDRESS": "192.0.2.98:1"})])
     found, notes = variables(
-        plan, Checked(Wire("eth7", "192.0.2.11", "ipv4"), [0], [0]), "secret", shell | {"GREETING": "x"}
+        plan,
+        Checked(Wire("eth7", "192.0.2.11", "ipv4"), [0], [0]),
+        shell | {"GREETING": "x", "RAY_AUTH_TOKEN": "secret"},
     )
     assert "RAY_ADDRESS" not in found and "RAY_TMPDIR" not in found
     assert found["HOME"] == "/home/me" and found["GREETING"] == "hello"

@@ -5,6 +5,7 @@ after its own 30 s, on a busy host, is tried again until the hosts must have joi
 import inspect
 import json
 import os
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from cluster_cases import new_run, node_plan
 from launch import LaunchError
 from launch.environment import network
 from launch.environment.network import Wire
+from launch.nodes.launcher import Launcher
 from launch.nodes.ray_node import GAVE_UP, RayNode, joined, start_command
 from launch.system.private import run_folder
 from launch.system.processes import MARK, of_run
@@ -103,11 +105,9 @@ class Started:
         self.notes: list[str] = []
         run = new_run()
         environment = os.environ | {"PYTHONPATH": str(folder), MARK: run}
-        self.node = RayNode(node_plan(run), ["ray", "start"], environment, self.emit, time.monotonic() + seconds)
-
-    def emit(self, kind: str, **more: object) -> None:
-        if kind == "note":
-            self.notes.append(str(more["line"]))
+        launcher = Launcher(sys.stdout)
+        launcher.note = self.notes.append
+        self.node = RayNode(node_plan(run), ["ray", "start"], environment, launcher, time.monotonic() + seconds)
 
     def count(self) -> int:
         return len(self.starts.read_text())
