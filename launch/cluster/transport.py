@@ -170,9 +170,12 @@ def converse(
     if process.returncode:
         return None, reason(address, process.returncode, errors)
     try:
-        return json.loads(out.splitlines()[-1]), ""  # a login shell may print lines before
+        answer = json.loads(out.splitlines()[-1])  # a login shell may print lines before
     except (IndexError, ValueError):
+        answer = None
+    if not isinstance(answer, dict):
         return None, f"in place of an answer: {out[:80]!r}: does a login shell there print something?"
+    return answer, ""
 
 
 def reason(host: str, code: int, stderr: str) -> str:
