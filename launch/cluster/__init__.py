@@ -1,1 +1,1 @@
-"""The control host of a run: it connects to the hosts, monitors them, stores logs, and ends the run."""
+"""The launcher's part of a run: it starts each host's part over ssh or here, shows and logs what they print."""

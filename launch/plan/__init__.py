@@ -1,6 +1,6 @@
 """Plans: what a launch does on each host, made from a recipe and an inventory before anything is started.
 
-This module defines the plan of a node and the plan of the control host. Each node plan is sent to its host as one line
+This module defines the plan of each host's part and the plan of the launcher, which sends each part its own as one line
 of JSON.
 """
 
@@ -60,7 +60,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """Plan of one node process: what it does on its host.
+    """Plan of a host's part of a run.
 
     Attributes:
         run: the run's id.
@@ -142,7 +142,7 @@ class Plan:
         out: the folder of checkpoints and metrics, by its path on the hosts.
         inventory: the machines; nodes[i] and start[i] belong to its host i.
         nodes: the plan of each host.
-        start: the shell line that starts each host's node process, over ssh or on this machine.
+        start: the shell line that starts each host's part, over ssh or on this machine.
         containers: the name of each host's container; None if it runs directly on the host.
         local: whether each host is this machine, so that ssh is not needed.
         notes: notes for the reader of the plan, one line each.

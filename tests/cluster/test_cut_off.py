@@ -9,7 +9,7 @@ from cluster.host import Host
 from cluster.leftovers import check_clean
 
 FORM_SECONDS, REPORTED_SECONDS = 330, 30
-END_SECONDS = 120  # the cut-off host waits a minute for its control host, then ends its own
+END_SECONDS = 120  # the cut-off host waits for its head, then ends its own
 
 
 def of_runs(host: Host) -> list[psutil.Process]:

@@ -83,7 +83,7 @@ def test_one_line_says_which_host_and_why(hosts, launches, tmp_path, spoil):
 
 
 @LONG
-def test_another_clock_where_no_control_host_compares(hosts, launches, tmp_path):
+def test_another_clock_on_every_node(hosts, launches, tmp_path):
     """--on-this-node: a worker asks the head, says it in one line, and does not join."""
     environments = [{}, {}, another_clock(tmp_path)]
     runs = [
