@@ -113,25 +113,13 @@ def run_job(part: Part, cluster: Cluster, members: Members) -> int:
     folder = write_files(plan)
     python = [sys.executable, *plan.job.entrypoint]
     cluster.submit(plan.run, plan.run, python, working_dir=str(folder), env_vars=plan.job.environment)
-
-    def check() -> None:
-        part.ray.check()
-        with suppress(OSError):  # `watch` measures how long the dashboard does not answer
-            members.look(cluster.listed("nodes"))
-        if members.lost:
-            lines = (f"{plan.members[host]}: its Ray has died: {' '.join(why.split())[:300]}" for host, why in lost())
-            raise LaunchError("\n".join(lines))
-
-    def lost() -> list[tuple[int, str]]:
-        return sorted(members.lost.items())
-
     with passing_on(cluster, plan.run, launcher.driver):
         info = watch(
             cluster,
             plan.run,
             ended=launcher.ended.is_set,
             status=lambda status: launcher.status(job=status),
-            check=check,
+            check=lambda: check(part, cluster, members),
             silent_seconds=SILENT_SECONDS,
         )
         if info is None:
@@ -142,6 +130,16 @@ def run_job(part: Part, cluster: Cluster, members: Members) -> int:
     elif info["status"] != "SUCCEEDED":
         launcher.note(f"the job ended: {info['status']}: {last_line(info['message'])}")
     return 0 if info["status"] == "SUCCEEDED" else 1
+
+
+def check(part: Part, cluster: Cluster, members: Members) -> None:
+    """Raise LaunchError if Ray has ended on this host, or on another one."""
+    part.ray.check()
+    with suppress(OSError):  # `watch` measures how long the dashboard does not answer
+        members.look(cluster.listed("nodes"))
+    if members.lost:
+        lost = {part.plan.members[host]: " ".join(why.split())[:300] for host, why in members.lost.items()}
+        raise LaunchError("\n".join(f"{address}: its Ray has died: {why}" for address, why in lost.items()))
 
 
 def write_files(plan: NodePlan) -> Path:

@@ -40,6 +40,7 @@ class Launcher:
 
     def __init__(self, stdout: TextIO) -> None:
         self.ended, self.why = threading.Event(), ""
+        self._shown: dict[str, object] = {}
         self._stdout, self._lock, self._heard = stdout, threading.Lock(), time.monotonic()
 
     def follow(self) -> None:
@@ -64,8 +65,10 @@ class Launcher:
         self._tell("error", text)
 
     def status(self, **fields: object) -> None:
-        """Change fields of the status line."""
-        self._tell("status", json.dumps(fields))
+        """Change fields of the status line, if they differ from the last ones."""
+        if fields != self._shown:
+            self._shown = fields
+            self._tell("status", json.dumps(fields))
 
     def log(self, line: str) -> None:
         """Write a line to the host's log."""

@@ -103,6 +103,9 @@ def run(plan: NodePlan, launcher: Launcher) -> int:
     except LaunchError as error:
         launcher.error(str(error))
         code = FAILED if part.formed else NOT_FORMED
+    except Exception as error:
+        launcher.error(f"{type(error).__name__}: {error}")
+        raise
     finally:
         close(part)
     if count := kernel_kills() - killed:
