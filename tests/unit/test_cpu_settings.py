@@ -65,3 +65,10 @@ def test_verl_takes_fsdp1_where_its_own_config_is_left_as_it_is():
 def test_nothing_is_asked_for_where_there_are_devices(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     assert wanted(True) == []
+
+
+def test_a_recipe_for_cpus_wants_verls_platform(monkeypatch: pytest.MonkeyPatch):
+    """Without it, verl looks for GPUs, and waits for one for ever."""
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    assert wanted(False, "recipe.stack=cpu") == ["VERL_PLATFORM=cpu"]
+    assert wanted(False, "recipe.stack=cuda13") == []

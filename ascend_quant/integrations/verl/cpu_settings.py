@@ -31,8 +31,12 @@ def check(config: Any, reference: bool, starts_ray: bool = False) -> None:
     Raises:
         CpuSettingsError: naming the settings and their values.
     """
-    if config.trainer.device != "cpu" and os.environ.get(VARIABLE) != "cpu":
-        return
+    for_cpus = config.get("recipe", {}).get("stack") == "cpu"
+    if os.environ.get(VARIABLE) != "cpu":  # verl reads it when it is imported
+        if for_cpus:
+            raise CpuSettingsError(f"the recipe's stack is cpu: start the command with {VARIABLE}=cpu")
+        if config.trainer.device != "cpu":
+            return
     wanted = [*_wanted(config, reference)]
     if starts_ray and ADDRESS not in os.environ and not os.path.exists(CURRENT):
         wanted += _wanted_of_ray(config)
