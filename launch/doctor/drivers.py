@@ -10,10 +10,10 @@ from vllm-project/vllm-ascend issues 2534, 2035 and 6245 and its setup.py; this 
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launch.doctor.facts import MIB, Device, Devices, Holder
 from launch.plan.start import NPU_SMI
 from launch.system.processes import ask
 
@@ -25,8 +25,48 @@ except ImportError:  # stacks without GPUs lack it
 ACCELERATORS = ("davinci[0-9]*", "nvidia[0-9]*")
 DEVICE_FILES = ("davinci[0-9]*", "davinci_manager", "devmm_svm", "hisi_hdc")
 NOT_ON_PATH = "exists, but its folder is not on PATH"
+MIB = 1 << 20
 NUMBER = re.compile("[0-9]{1,9}")
 MEMORY = re.compile(r"(?<![0-9])([0-9]{1,9}) {0,20}/ {0,20}([0-9]{1,9})$")  # in the last column: HBM, or all memory
+
+
+@dataclass(frozen=True)
+class Device:
+    """An NPU die or a GPU."""
+
+    number: int  # the driver's number
+    name: str
+    health: str  # as reported by the driver; OK if healthy
+    used_mib: int | None  # None if the driver does not report it
+    total_mib: int | None
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds memory of a device; `pid` is the host's, even in a container."""
+
+    device: int
+    pid: int
+    name: str
+    mib: int
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Devices as reported by their driver."""
+
+    tool: str | None = None  # npu-smi or NVML; None if the stack has no devices
+    problem: str | None = None  # why the tool failed, or its output if that lists no device
+    driver: str | None = None
+    chip: str | None = None  # the SoC, such as ascend910b3 or ascend910_9392; None if unknown
+    found: tuple[Device, ...] = ()
+    holders: tuple[Holder, ...] = ()
+    files: tuple[str, ...] = ()  # in /dev; on stack cpu those of NPUs or GPUs that it does not use
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the devices, in ascending order."""
+        return sorted(device.number for device in self.found)
 
 
 def devices(kind: str) -> Devices:
@@ -37,12 +77,6 @@ def devices(kind: str) -> Devices:
 def left_alone(root: Path = Path("/")) -> Devices:
     """Return no device, but the files of the NPUs or GPUs that a stack without devices does not use."""
     return Devices(files=device_files(root / "dev", ACCELERATORS))
-
-
-def npu_numbers(folder: Path = Path("/dev")) -> list[int]:
-    """Return the numbers of the device files davinci0, davinci1 and so on; a container only sees its own NPUs."""
-    names = (re.fullmatch(r"davinci(\d+)", file.name) for file in folder.iterdir())
-    return sorted(int(name[1]) for name in names if name)
 
 
 class Place(NamedTuple):

@@ -13,7 +13,6 @@ from launch.doctor.checking import Finding, HostReport, Report
 from launch.doctor.devices import present
 from launch.doctor.examination import BEFORE_RAY
 from launch.doctor.hosts import EXAMINE_SECONDS, TOGETHER, Request
-from launch.doctor.run import inputs, out
 from launch.ray_jobs import sources
 from launch.ray_jobs.cluster import Cluster
 from launch.ray_jobs.look import MARK, REPORTS, REQUESTS
@@ -23,7 +22,7 @@ from launch.system.cause import cause_in
 
 PORT = 50000  # an ephemeral port, as torch.distributed and vLLM use between nodes
 START_SECONDS = 60  # time for the job to start
-STOPPING = {*(one.name for one in (*BEFORE_RAY, inputs, out)), *(one.name for one in TOGETHER)}
+STOPPING = {one.name for one in (*BEFORE_RAY, *TOGETHER)}
 # Without this, older versions of Ray hide the devices from tasks that request none.
 KEEPS_DEVICES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
@@ -74,12 +73,8 @@ def ask(
 
 def lines_of(report: Report) -> tuple[list[str], list[str]]:
     """Return the problems that would stop a run, and all others; one line each, with the nodes and the fix."""
-    where: dict[Finding, list[str]] = {finding: [] for finding in report.together}
-    for host in report.hosts:
-        for finding in host.findings:
-            where.setdefault(finding, []).append(host.host)
     stopping, other = [], []
-    for one, hosts in where.items():
+    for one, hosts in report.where.items():
         lines = stopping if one.level == "error" and one.check in STOPPING else other
         if one.level != "ok":
             lines.append(": ".join(filter(None, [", ".join(hosts), one.what, one.fix])))

@@ -113,23 +113,26 @@ def test_what_a_recipe_wants_of_a_host(inventory: Inventory):
     paths = paths_of(recipe, "/m", "/d", "/o")
     one = wanted_of(inventory, 1, recipe, paths)
     assert (one.model, one.out, one.head, one.nic) == ("/m", "/o", False, "eth7")
-    assert (one.count, one.device_gib) == (8, recipe.memory.device)
-    assert all(file.startswith("/d/") for file in one.data) and len(one.data) == 2
+    assert (one.count, one.device_gib, one.saving) == (8, recipe.memory.device, None)
+    model, *files = one.needs
+    assert model == "/m" and len(files) == 2 and all(file.startswith("/d/") for file in files)
     assert one.imports
-    assert (one.saving.out, one.saving.model) == ("/o", "/m")
+    first = wanted_of(inventory, 0, recipe, paths).saving
+    assert (first.out, first.model) == ("/o", "/m")
     asked_of = request(inventory, 1, one)
     assert REQUEST.validate_json(REQUEST.dump_json(asked_of)) == asked_of
-    alone = wanted_here(recipe, None)
-    assert (alone.stack, alone.hosts, alone.address, alone.model) == (recipe.stack, 1, None, recipe.model.hub)
+    alone = wanted_here(recipe, paths)
+    assert (alone.stack, alone.hosts, alone.address, alone.model) == (recipe.stack, 1, None, "/m")
     assert wanted_here(None, None).count is None
 
 
 def test_whether_the_engine_sleeps():
     recipe = load("qwen2.5-7b-int8-gsm8k-a2")
-    assert wanted_here(recipe, None).sleeps  # verl's own default
+    paths = paths_of(recipe, "/m", "/d", "/o")
+    assert wanted_here(recipe, paths).sleeps  # verl's own default
     for setting in ("free_cache_engine", "enable_sleep_mode"):
         tree = {"actor_rollout_ref": {"rollout": {setting: False}}}
-        assert not wanted_here(recipe.model_copy(update={"verl": tree}), None).sleeps
+        assert not wanted_here(recipe.model_copy(update={"verl": tree}), paths).sleeps
 
 
 def test_this_machine():
@@ -147,4 +150,4 @@ def test_a_finding_is_said_once_with_its_hosts_and_its_fix():
     error, fix, ok, _, summary = console.file.getvalue().splitlines()
     assert has_line_naming(error, "error", "machine.shm", "a, c:", "0.1") and has_line_naming(ok, "ok", "on b", "60")
     assert has_line_naming(fix, "--shm-size=64g")
-    assert has_line_naming(summary, "2 errors", "0 warnings", "1 ok:")
+    assert has_line_naming(summary, "errors: 2", "warnings: 0", "ok: 1")
