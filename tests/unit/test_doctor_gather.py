@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from launch.doctor import examination, machine
+from launch.doctor import machine
 from launch.doctor.facts import Facts, Wanted
+from launch.doctor.hosts import answer_here
 from launch.doctor.versions import patched
 from launch.system.software import Package, chip_of_build, installed_packages
 
@@ -41,9 +42,9 @@ def test_a_folder_that_cannot_be_used_for_what_is_temporary(tmp_path: Path, monk
 def test_a_machine_without_proc_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As where /proc is hidden: psutil reads it there."""
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
-    findings, traits = examination.examine_here(Wanted())
-    levels = {one.check: one.level for one in findings}
-    assert (levels["machine.memory"], levels["versions.packages"]) == ("error", "ok") and "Python" in traits
+    report = answer_here(Wanted())
+    levels = {one.check: one.level for one in report.findings}
+    assert (levels["machine.memory"], levels["versions.packages"]) == ("error", "ok") and "Python" in report.traits
 
 
 def test_packages_commits_and_the_chip_of_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
