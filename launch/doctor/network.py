@@ -40,7 +40,7 @@ def address(facts: Facts) -> Iterator[Finding]:
             yield error(str(reason), "correct `address` or `nic` of this host in the inventory")
     for name in (*ADDRESSES, *NAMES, *PATTERNS):
         value = facts.variables.get(name)
-        if value is not None and not leads_somewhere(name, value, nics):
+        if value and not leads_somewhere(name, value, nics):
             what = f"{name}={value} is neither an address nor a NIC of this host ({nics})"
             if name in wanted.environment:
                 fix = f"remove {name} from the inventory and unset it: the launcher sets it, from `address` there"

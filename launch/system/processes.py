@@ -141,10 +141,9 @@ def end_run(run: str) -> int:
 
 def end_all(processes: list[psutil.Process], seconds: float = GRACE_SECONDS) -> None:
     """Terminate each process, and kill it after this many seconds."""
-    signal_each(processes, psutil.Process.terminate)
-    stubborn = still_running(processes, seconds)
-    signal_each(stubborn, psutil.Process.kill)
-    still_running(stubborn, GRACE_SECONDS)
+    for send, limit in ((psutil.Process.terminate, seconds), (psutil.Process.kill, GRACE_SECONDS)):
+        signal_each(processes, send)
+        processes = still_running(processes, limit)
 
 
 def still_running(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:

@@ -11,16 +11,16 @@ import pytest
 from cluster_cases import node_plan
 from doctor_facts import well
 from naming import has_line_naming
-from npu_tools import A2_BOARD, A2_TABLE, A3_BOARD, A3_TABLE, one_card, write_npu_smi, write_tool
+from npu_tools import A2_BOARD, A2_TABLE, A3_BOARD, A3_TABLE, one_card, write_npu_smi
 
 from launch import LaunchError
-from launch.doctor import drivers
 from launch.doctor.drivers import Device, Devices
 from launch.doctor.facts import Wanted
 from launch.environment import network
 from launch.nodes import checks
 from launch.nodes.checks import compared
 from launch.nodes.ray_node import variables
+from launch.plan import NodePlan
 from launch.system import private
 from launch.system.software import Import
 
@@ -89,29 +89,11 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path, monkeypatch):
 def test_a_variable_of_the_inventory_counts_in_what_the_doctor_says(tmp_path: Path):
     """A module that a run imports lies where PYTHONPATH leads, and nowhere else."""
     (tmp_path / "only_here.py").touch()
-    for own, said in (({}, True), ({"PYTHONPATH": str(tmp_path)}, False)):
-        plan = node_plan(layers=[("inventory", own)], imports=[Import("only_here", "the run", "install it")])
-        problems = checks.find(plan)[1]
-        assert any("only_here" in problem for problem in problems) == said, problems
-
-
-USED = "dcmi model initialized failed, because the device is used. ret is -8020"
-
-
-@pytest.mark.parametrize(
-    ("folder", "script", "words"),
-    [
-        ("bin", f"echo '{USED}'; exit 255", ("-8020", "device-share", "`devices` in the inventory")),
-        ("bin", f"echo '{USED}'", ("-8020", "device-share", "`devices` in the inventory")),
-        ("sbin", "exit 0", ("/sbin/npu-smi", "PATH=$PATH:")),
-    ],
-)
-def test_a_launch_says_why_a_host_has_no_npus(tmp_path: Path, monkeypatch, folder: str, script: str, words):
-    write_tool(tmp_path / folder / "npu-smi", script)
-    monkeypatch.setattr(drivers, "NPU_SMI", (str(tmp_path / folder / "npu-smi"),))
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
-    problems = checks.find(node_plan(stack="ascend-cann9.1"))[1]
-    assert any(has_line_naming(line, *words) for line in problems), problems
+    module = Import("only_here", "the trainer", "take another recipe")
+    for own, absent in (({}, True), ({"PYTHONPATH": str(tmp_path)}, False)):
+        plan = node_plan(layers=[("inventory", own)], imports=[Import("json", "every run", "-"), module])
+        lines = checks.find(NodePlan.from_json(plan.to_json()))[1]  # as it goes to a host
+        assert [has_line_naming(line, "only_here", module.who, module.fix) for line in lines] == [True] * absent
 
 
 @pytest.mark.parametrize(
