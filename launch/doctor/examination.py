@@ -16,7 +16,6 @@ from launch.doctor.checking import Check, Finding
 from launch.doctor.facts import Facts, Wanted
 from launch.plan.inputs import inputs
 from launch.recipes.fields import Recipe
-from launch.recipes.overrides import resolve
 from launch.recipes.paths import Paths
 from launch.recipes.stacks import STACK_VARIABLE, pins
 from launch.system.software import own_packages, sources
@@ -56,7 +55,7 @@ def wanted_here(recipe: Recipe | None, paths: Paths | None) -> Wanted:
         device_gib=recipe.memory.device,
         host_gib=recipe.memory.host,
         sleeps=all(recipe.setting(f"{ROLLOUT}.{name}", True) for name in ("free_cache_engine", "enable_sleep_mode")),
-        **vars(inputs(recipe, resolve(recipe, paths).overrides, paths)),
+        **vars(inputs(recipe, paths)),
     )
 
 

@@ -1,19 +1,14 @@
-"""The inputs of a run, from its recipe and settings; the doctor checks them, and every host before Ray starts."""
-
-from collections.abc import Sequence
+"""The inputs of a run, from its recipe and paths; the doctor checks them, and every host before Ray starts."""
 
 from launch.plan import Inputs
 from launch.plan import job as jobs
 from launch.plan.imports import imports
-from launch.recipes import Paths, Recipe
+from launch.recipes import Paths, Recipe, resolve
 
 
-def inputs(recipe: Recipe, overrides: Sequence[str], paths: Paths) -> Inputs:
-    """Return what a run reads and writes on its head.
-
-    Args:
-        overrides: overrides of verl's settings: the recipe's, then the user's.
-    """
+def inputs(recipe: Recipe, paths: Paths) -> Inputs:
+    """Return what a run reads and writes on its head."""
+    overrides = resolve(recipe, paths).overrides
     return Inputs(
         model=paths.model,
         tensor_parallel=recipe.rollout.tensor_parallel,

@@ -72,7 +72,7 @@ def make(
         "join_seconds": inventory.join_seconds,
         "socket_filter": inventory.socket_filter,
         "values": jobs.values(overrides, ports),
-        **vars(inputs(recipe, overrides, paths)),
+        **vars(inputs(recipe, paths)),
     }
     nodes = []
     for number, (host, here) in enumerate(zip(hosts, local, strict=False)):
