@@ -130,8 +130,7 @@ def end_run(run: str) -> int:
     segments = {segment for process in found for segment in mapped_segments(process.pid)}
     end_all(found)
     for _ in range(LATE_ROUNDS):
-        late = [process for process in of_run(run) if not is_zombie(process)]
-        if not late:
+        if not (late := of_run(run)):  # a zombie has no environment, and so no mark
             break
         signal_each(late, psutil.Process.kill)
         still_running(late, GRACE_SECONDS)
@@ -180,7 +179,5 @@ def mapped_segments(pid: int) -> set[Path]:
 def signal_each(processes: Iterable[psutil.Process], send: Callable[[psutil.Process], None]) -> None:
     """Send a signal to processes, ignoring those that have just ended."""
     for process in processes:
-        try:
+        with suppress(psutil.NoSuchProcess):
             send(process)
-        except psutil.NoSuchProcess:
-            continue
