@@ -88,7 +88,9 @@ class Choices:
 
 def load_recipe(name: str = "demo") -> dict[str, Any]:
     """Compose the settings of a demo, all of which are verl's."""
-    return plain(alone(name, group="demo"))
+    tree = plain(alone(name, group="demo"))
+    del tree["model_engine"]  # verl's own default, and a group of files, which `++` cannot set
+    return tree
 
 
 def scheme_of(arm: str) -> str:

@@ -35,13 +35,11 @@ class HostReport:
 
     Attributes:
         traits: values that must be equal on all hosts, by name: versions, the chip, the number of devices.
-        unreached: (host, port, reason) of each failed connection to another host.
     """
 
     host: str
     findings: list[Finding]
     traits: dict[str, str] = field(default_factory=dict)
-    unreached: list[tuple[str, int, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,15 @@ class Report:
     def findings(self) -> list[Finding]:
         """All findings, those of comparing hosts last."""
         return [*(finding for host in self.hosts for finding in host.findings), *self.together]
+
+    @property
+    def where(self) -> dict[Finding, list[str]]:
+        """The hosts of each finding, which equal findings share; none of those of comparing hosts."""
+        hosts: dict[Finding, list[str]] = {}
+        for host in self.hosts:
+            for finding in host.findings:
+                hosts.setdefault(finding, []).append(host.host)
+        return hosts | {finding: [] for finding in self.together}
 
     @property
     def exit_code(self) -> int:
@@ -73,7 +80,7 @@ ok, warning, error = (partial(Finding, level, "") for level in STYLES)  # the ch
 class Check:
     """A function that yields findings, or nothing if it does not apply.
 
-    Checks of a host take (Facts, Wanted); those that compare hosts take (reports of hosts, reasons of hosts without
+    Checks of a host take its Facts; those that compare hosts take (reports of hosts, reasons of hosts without
     one).
     """
 
@@ -100,26 +107,13 @@ def check(name: str) -> Callable[[Callable[..., Iterator[Finding]]], Check]:
 
 def show(report: Report, console: Console) -> None:
     """Print each finding once, with its hosts and fix, then a summary line."""
-    where: dict[Finding, list[str]] = {}
-    for host in report.hosts:
-        for finding in host.findings:
-            where.setdefault(finding, []).append(host.host)
-    where |= {finding: [] for finding in report.together}
-    for finding, hosts in where.items():
+    for finding, hosts in report.where.items():
         on = f" on {', '.join(hosts)}" if hosts and len(report.hosts) > 1 else ""
         said = Text.assemble((finding.level, STYLES[finding.level]), f" {finding.check}{on}: {finding.what}")
         console.print(said, soft_wrap=True)
         if finding.fix:
             console.print(f"  fix: {finding.fix}", soft_wrap=True, markup=False, highlight=False)
-    console.print(_summary(report), soft_wrap=True)
-
-
-def _summary(report: Report) -> Text:
     count = Counter(finding.level for finding in report.findings)
-    text = f"\n{_plural(count['error'], 'error')}, {_plural(count['warning'], 'warning')}, {count['ok']} ok"
     end = "a run would fail" if count["error"] else "a run can start"
-    return Text(f"{text}: {end}. Each check is described in docs/doctor.md", style="bold")
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
+    text = f"\nerrors: {count['error']}, warnings: {count['warning']}, ok: {count['ok']}; {end}"
+    console.print(f"{text}. Each check is described in docs/doctor.md", style="bold", soft_wrap=True, highlight=False)

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 from ascend_quant.recipes.keys import RANKS
 from launch.doctor.checking import Finding, check, error, ok, warning
-from launch.doctor.drivers import NOT_ON_PATH
-from launch.doctor.facts import Devices, Facts, Wanted
+from launch.doctor.drivers import NOT_ON_PATH, Devices
+from launch.doctor.facts import Facts
 from launch.plan.start import ASCEND_DRIVER, NPU_SMI
-from launch.recipes.stacks import pins
 
 MOUNT_DRIVER = "docker run " + " ".join(f"-v {one}:{one}:ro" for one in (ASCEND_DRIVER, "/usr/local/dcmi", NPU_SMI[0]))
 NPU_FILES = ("davinci_manager", "devmm_svm", "hisi_hdc")
@@ -18,26 +17,23 @@ VISIBLE = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "gpu": "CUDA_VISIBLE_DEVICES"}
 
 
 @check("devices.present")
-def present(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    kind, there = pins(wanted.stack).devices, facts.devices
+def present(facts: Facts) -> Iterator[Finding]:
+    kind, there = facts.kind, facts.devices
     if kind == "none":
         return
     missing = [f"/dev/{name}" for name in NPU_FILES if name not in there.files] if kind == "npu" else []
     if kind == "npu" and not any(name.removeprefix("davinci").isdecimal() for name in there.files):
         missing = ["/dev/davinci0", *missing]
     if missing:
-        fix = f"on a host install driver and firmware; in a container: docker run {_mapped(missing)}"
+        mapped = " ".join(f"--device {file}" for file in missing)
+        fix = f"on a host install driver and firmware; in a container: docker run {mapped}"
         yield error(f"{', '.join(missing)} missing", fix)
     if not there.found:
         yield error(f"no devices: {there.problem}", _without_devices(kind, there.problem or ""))
         return
     if there.problem:
         yield warning(there.problem, f"run {there.tool} by hand")
-    yield _counted(facts, wanted, VISIBLE[kind])
-
-
-def _mapped(files: list[str]) -> str:
-    return " ".join(f"--device {file}" for file in files)
+    yield _counted(facts, VISIBLE[kind])
 
 
 def _without_devices(kind: str, problem: str) -> str:
@@ -57,28 +53,27 @@ def _without_devices(kind: str, problem: str) -> str:
     )
 
 
-def _counted(facts: Facts, wanted: Wanted, variable: str) -> Finding:
-    there = [device.number for device in facts.devices.found]
+def _counted(facts: Facts, variable: str) -> Finding:
+    there, wanted = facts.devices.numbers, facts.wanted.devices
     text = f"{len(there)} x {facts.devices.found[0].name}, driver {facts.devices.driver or 'unknown'}"
-    if isinstance(wanted.devices, list) and (absent := sorted(set(wanted.devices) - set(there))):
-        return error(
-            f"{text}: there is no device {_list(absent)}, only {_list(there)}", "correct devices in the inventory"
-        )
-    visible = facts.variables.get(variable)
+    if isinstance(wanted, list) and (absent := sorted(set(wanted) - set(there))):
+        return error(f"{text}: there is no device {absent}, only {there}", "correct devices in the inventory")
+    # on a host of an inventory the launcher sets the variable, unless the user does
+    visible = (facts.variables if facts.wanted.address is None else facts.wanted.environment).get(variable)
     usable = len(there) if visible is None else len([one for one in visible.split(",") if one.strip()])
-    if wanted.count is not None and usable < wanted.count:
+    needed = len(wanted) if isinstance(wanted, list) else wanted
+    if needed != "auto" and usable < needed:
         limit = f", and {variable}={visible} leaves {usable}" if visible is not None and usable < len(there) else ""
-        return error(
-            f"{text}{limit}; {wanted.count} needed", f"-- trainer.n_gpus_per_node={usable}, or unset {variable}"
-        )
+        fix = f"-- trainer.n_gpus_per_node={usable}, or unset {variable}"
+        return error(f"{text}{limit}; {needed} needed", fix)
     return ok(text)
 
 
 @check("devices.free")
-def free(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    found = facts.devices.found
-    if isinstance(wanted.devices, list):  # the others were excluded deliberately
-        found = tuple(device for device in found if device.number in wanted.devices)
+def free(facts: Facts) -> Iterator[Finding]:
+    found, chosen = facts.devices.found, facts.wanted.devices
+    if isinstance(chosen, list):  # the others were excluded deliberately
+        found = tuple(device for device in found if device.number in chosen)
     ask = "npu-smi info -t health" if facts.devices.tool == "npu-smi" else "nvidia-smi -q"
     problems = []
     for device in found:
@@ -86,7 +81,7 @@ def free(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
             level = warning if device.health == "Warning" else error
             fix = f"{ask} -i {device.number}; leave it out with `devices` in the inventory"
             problems.append(level(f"device {device.number}: {device.health}", fix))
-    problems += [*_held(facts.devices), *_too_small(facts.devices, wanted)]
+    problems += [*_held(facts.devices), *_too_small(facts.devices, facts.wanted.device_gib)]
     yield from problems
     if found and not problems:
         yield ok(f"{len(found)} healthy, {_gib(found[0].total_mib)} GiB each, not in use")
@@ -109,16 +104,12 @@ def _held(devices: Devices) -> Iterator[Finding]:
             yield warning(what, f"look on the host, not in a container: {devices.tool}")
 
 
-def _too_small(devices: Devices, wanted: Wanted) -> Iterator[Finding]:
-    least = min((device.total_mib for device in devices.found if device.total_mib is not None), default=None)
-    if least is not None and wanted.device_gib is not None and _gib(least) < wanted.device_gib:
-        what = f"a device has {_gib(least)} GiB; the recipe needs {wanted.device_gib}"
+def _too_small(devices: Devices, needed: int | None) -> Iterator[Finding]:
+    least = min((_gib(device.total_mib) for device in devices.found if device.total_mib is not None), default=None)
+    if least is not None and needed is not None and least < needed:
+        what = f"a device has {least} GiB; the recipe needs {needed}"
         yield error(what, f"take a recipe for smaller devices, or more of them (-- {RANKS}=..)")
 
 
 def _gib(mib: int | None) -> int:
     return round((mib or 0) / 1024)
-
-
-def _list(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers))

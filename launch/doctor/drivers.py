@@ -10,10 +10,10 @@ from vllm-project/vllm-ascend issues 2534, 2035 and 6245 and its setup.py; this 
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from launch.doctor.facts import MIB, Device, Devices, Holder
 from launch.plan.start import NPU_SMI
 from launch.system.processes import ask
 
@@ -25,31 +25,55 @@ except ImportError:  # stacks without GPUs lack it
 ACCELERATORS = ("davinci[0-9]*", "nvidia[0-9]*")
 DEVICE_FILES = ("davinci[0-9]*", "davinci_manager", "devmm_svm", "hisi_hdc")
 NOT_ON_PATH = "exists, but its folder is not on PATH"
+MIB = 1 << 20
 NUMBER = re.compile("[0-9]{1,9}")
 MEMORY = re.compile(r"(?<![0-9])([0-9]{1,9}) {0,20}/ {0,20}([0-9]{1,9})$")  # in the last column: HBM, or all memory
 
 
+@dataclass(frozen=True)
+class Device:
+    """An NPU die or a GPU."""
+
+    number: int  # the driver's number
+    name: str
+    health: str  # as reported by the driver; OK if healthy
+    used_mib: int | None  # None if the driver does not report it
+    total_mib: int | None
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds memory of a device; `pid` is the host's, even in a container."""
+
+    device: int
+    pid: int
+    name: str
+    mib: int
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Devices as reported by their driver."""
+
+    tool: str | None = None  # npu-smi or NVML; None if the stack has no devices
+    problem: str | None = None  # why the tool failed, or its output if that lists no device
+    driver: str | None = None
+    chip: str | None = None  # the SoC, such as ascend910b3 or ascend910_9392; None if unknown
+    found: tuple[Device, ...] = ()
+    holders: tuple[Holder, ...] = ()
+    files: tuple[str, ...] = ()  # in /dev; on stack cpu those of NPUs or GPUs that it does not use
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the devices, in ascending order."""
+        return sorted(device.number for device in self.found)
+
+
 def devices(kind: str) -> Devices:
-    """Return the devices of a stack with this kind of device: `npu`, `gpu` or `none`."""
-    return {"npu": npus, "gpu": gpus, "none": left_alone}[kind]()
-
-
-def left_alone(root: Path = Path("/")) -> Devices:
-    """Return no device, but the files of the NPUs or GPUs that a stack without devices does not use."""
-    return Devices(files=device_files(root / "dev", ACCELERATORS))
-
-
-def npu_numbers(folder: Path = Path("/dev")) -> list[int]:
-    """Return the numbers of the device files davinci0, davinci1 and so on; a container only sees its own NPUs."""
-    names = (re.fullmatch(r"davinci(\d+)", file.name) for file in folder.iterdir())
-    return sorted(int(name[1]) for name in names if name)
-
-
-class Place(NamedTuple):
-    """The position of a die, in npu-smi's numbers."""
-
-    npu: int
-    chip: int
+    """Return the devices of the kind that a stack uses: `npu`, `gpu` or `none`."""
+    if kind == "none":
+        return Devices(files=device_files(Path("/dev"), ACCELERATORS))
+    return npus() if kind == "npu" else gpus()
 
 
 def npus(root: Path = Path("/")) -> Devices:
@@ -59,21 +83,15 @@ def npus(root: Path = Path("/")) -> Devices:
     if answer.problem:
         return Devices("npu-smi", off_path(root) or answer.problem, files=files)
     table, _, processes = answer.output.partition("Process id")
-    dies = parse_dies(table)
+    version = re.search(r"Version:\s*(\S+)", table)
+    driver, dies = version and version[1], parse_dies(table)
     if not dies:
         nothing = f"npu-smi info lists no device: {answer.output.strip()[:200]!r}"
-        return Devices("npu-smi", nothing, version_of_table(table), files=files)
-    numbers = {place: die.number for place, die in dies.items()}
-    board = ask(_board(next(iter(dies)).npu))
-    return Devices(
-        tool="npu-smi",
-        problem=board.problem,
-        driver=version_of_table(table),
-        chip=chip(board.output),
-        found=tuple(dies.values()),
-        holders=tuple(parse_processes(processes, numbers)),
-        files=files,
-    )
+        return Devices("npu-smi", nothing, driver, files=files)
+    first, _ = next(iter(dies))
+    board = ask(["npu-smi", "info", "-t", "board", "-i", str(first), "-c", "0"])
+    holders = tuple(parse_processes(processes, dies))
+    return Devices("npu-smi", board.problem, driver, chip(board.output), tuple(dies.values()), holders, files)
 
 
 def off_path(root: Path) -> str | None:
@@ -82,8 +100,8 @@ def off_path(root: Path) -> str | None:
     return f"{there[0]} {NOT_ON_PATH}" if there and shutil.which("npu-smi") is None else None
 
 
-def parse_dies(table: str) -> dict[Place, Device]:
-    """Parse the dies of the first table."""
+def parse_dies(table: str) -> dict[tuple[int, int], Device]:
+    """Parse the dies of the first table, by NPU and chip in npu-smi's numbers."""
     dies, above = {}, None
     for cells in _rows(table):
         first = cells[0].split()
@@ -92,7 +110,7 @@ def parse_dies(table: str) -> dict[Place, Device]:
         elif above is not None:  # 0 (and the physical number) | bus | use, memory, HBM
             npu, name, health = above
             number = int(first[-1]) if len(first) > 1 else npu
-            dies[Place(npu, int(first[0]))] = Device(number, name, health, *_memory(cells[2]))
+            dies[npu, int(first[0])] = Device(number, name, health, *_memory(cells[2]))
             above = None
     return dies
 
@@ -103,15 +121,16 @@ def _memory(cell: str) -> tuple[int | None, int | None]:
     return (int(found[1]), int(found[2])) if found and int(found[2]) else (None, None)
 
 
-def parse_processes(table: str, numbers: dict[Place, int]) -> list[Holder]:
+def parse_processes(table: str, dies: dict[tuple[int, int], Device]) -> list[Holder]:
     """Parse the processes of the second table; newer drivers add a column with the pid in the container."""
     holders = []
     for cells in _rows(table):
         place, pid = cells[0].split(), cells[1]
         if len(place) == 2 and len(cells) > 3 and all(map(NUMBER.fullmatch, (*place, pid))):
-            npu, die = map(int, place)
+            npu, chip = map(int, place)
+            number = dies[npu, chip].number if (npu, chip) in dies else npu
             used = int(cells[3]) if NUMBER.fullmatch(cells[3]) else 0
-            holders.append(Holder(numbers.get(Place(npu, die), npu), int(pid), cells[2], used))
+            holders.append(Holder(number, int(pid), cells[2], used))
     return holders
 
 
@@ -131,16 +150,6 @@ def chip(board: str) -> str | None:
         return None
     npu_name, kind = fields.get("NPU Name"), fields.get("Chip Type", "")
     return f"{name}_{npu_name}".lower() if npu_name else f"{kind}{name}".lower()
-
-
-def _board(npu: int) -> list[str]:
-    return ["npu-smi", "info", "-t", "board", "-i", str(npu), "-c", "0"]
-
-
-def version_of_table(table: str) -> str | None:
-    """Return the version from the header of the table."""
-    found = re.search(r"Version:\s*(\S+)", table)
-    return found[1] if found else None
 
 
 def device_files(folder: Path, patterns: Sequence[str] = DEVICE_FILES) -> tuple[str, ...]:

@@ -9,11 +9,10 @@ from pathlib import Path
 import psutil
 
 from launch.doctor.checking import Finding, check, error, ok, warning
-from launch.doctor.facts import GIB, MIB, Facts, Machine, Wanted
-from launch.recipes.stacks import pins
+from launch.doctor.facts import GIB, MIB, Facts
 
 CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")  # version 2, version 1
-TEMPORARY = "/tmp"
+TEMPORARY, SHARED = "/tmp", "/dev/shm"
 LEAST_SHARED_GIB = 1
 SHARED_GIB = {"none": 1, "gpu": 16, "npu": 16}
 LEAST_TEMPORARY_GIB, TEMPORARY_GIB = 1, 5
@@ -22,62 +21,30 @@ ALLOCATORS = {"npu": ("PYTORCH_NPU_ALLOC_CONF",), "gpu": ("PYTORCH_CUDA_ALLOC_CO
 BLOCKING = ("ASCEND_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING")
 
 
-def machine(root: Path = Path("/"), temporary: str = TEMPORARY) -> Machine:
-    """Return the current state of the machine; limits of this container are looked up below `root`."""
-    memory = psutil.virtual_memory()
-    total = min([memory.total, *cgroup_limits(root)])
-    shared, disk = shutil.disk_usage("/dev/shm"), shutil.disk_usage(temporary)
-    return Machine(
-        shared_memory=(shared.total, shared.free),
-        temporary=(disk.total, disk.free),
-        unusable=unusable(temporary),
-        memory=(total, min(memory.available, total)),
-    )
-
-
-def cgroup_limits(root: Path) -> list[int]:
-    """Return the cgroup limits on this container's memory, in bytes; none outside of a container."""
-    texts = [(root / file).read_text(errors="replace").strip() for file in CGROUP_LIMITS if (root / file).is_file()]
-    return [int(text) for text in texts if re.fullmatch("[0-9]{1,19}", text)]
-
-
-def unusable(folder: str) -> str | None:
-    """Return why Ray, torch and Triton cannot write and execute temporary files in a folder; None if they can."""
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return f"cannot be written by uid {os.getuid()}"
-    return "is mounted noexec, so what is compiled there cannot be loaded" if noexec(folder) else None
-
-
-def noexec(folder: str) -> bool:
-    """Return whether files in a folder cannot be executed."""
-    return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
-
-
 @check("machine.shm")
-def shm(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    total, free = facts.machine.shared_memory
-    need = SHARED_GIB[pins(wanted.stack).devices]
-    unit, name = (GIB, "GiB") if total >= GIB else (MIB, "MiB")
-    text = f"{free / unit:.1f} of {total / unit:.1f} {name} free in /dev/shm"
-    if free >= need * GIB:
+def shm(facts: Facts) -> Iterator[Finding]:
+    disk, need = shutil.disk_usage(SHARED), SHARED_GIB[facts.kind]
+    unit, name = (GIB, "GiB") if disk.total >= GIB else (MIB, "MiB")
+    text = f"{disk.free / unit:.1f} of {disk.total / unit:.1f} {name} free in {SHARED}"
+    if disk.free >= need * GIB:
         yield ok(text)
         return
-    fix = f"docker run --shm-size={4 * need}g, or mount -o remount,size={4 * need}g /dev/shm"
-    if total >= need * GIB:
-        fix = "ls -lS /dev/shm shows what fills it: remove your own files that are not in use"
-    level = error if free < LEAST_SHARED_GIB * GIB else warning
+    fix = f"docker run --shm-size={4 * need}g, or mount -o remount,size={4 * need}g {SHARED}"
+    if disk.total >= need * GIB:
+        fix = f"ls -lS {SHARED} shows what fills it: remove your own files that are not in use"
+    level = error if disk.free < LEAST_SHARED_GIB * GIB else warning
     yield level(f"{text}; {need} GiB needed", fix)
 
 
 @check("machine.tmp")
-def tmp(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    (total, free), why = facts.machine.temporary, facts.machine.unusable
-    used, text = 1 - free / total, f"{free / GIB:.0f} GiB free in {TEMPORARY}"
+def tmp(facts: Facts) -> Iterator[Finding]:
+    disk = shutil.disk_usage(TEMPORARY)
+    used, text = 1 - disk.free / disk.total, f"{disk.free / GIB:.0f} GiB free in {TEMPORARY}"
     most = float(facts.variables.get(FULLEST, MOST_USED))
-    if why:
+    if why := unusable(TEMPORARY):
         yield error(f"{TEMPORARY} {why}", "docker run --tmpfs /tmp:exec, or have the host's /tmp fixed")
-    elif free < TEMPORARY_GIB * GIB:
-        level = error if free < LEAST_TEMPORARY_GIB * GIB else warning
+    elif disk.free < TEMPORARY_GIB * GIB:
+        level = error if disk.free < LEAST_TEMPORARY_GIB * GIB else warning
         yield level(f"{text}; {TEMPORARY_GIB} needed", "remove old sessions of Ray in /tmp/ray and /tmp/aq-*")
     elif used > most:
         what = f"{text}, on a disk that is {used:.1%} full: above {most:.0%} Ray fails instead of spilling objects"
@@ -86,11 +53,18 @@ def tmp(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         yield ok(text)
 
 
+def unusable(folder: str) -> str | None:
+    """Return why Ray, torch and Triton cannot write and execute temporary files in a folder; None if they can."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"cannot be written by uid {os.getuid()}"
+    noexec = os.statvfs(folder).f_flag & os.ST_NOEXEC
+    return "is mounted noexec, so what is compiled there cannot be loaded" if noexec else None
+
+
 @check("machine.memory")
-def memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    total, available = facts.machine.memory
+def memory(facts: Facts) -> Iterator[Finding]:
+    (total, available), need = memory_here(), facts.wanted.host_gib
     text = f"{available / GIB:.0f} of {total / GIB:.0f} GiB available"
-    need = wanted.host_gib
     if need is None or available >= need * GIB:
         yield ok(text)
     elif total >= need * GIB:
@@ -99,14 +73,22 @@ def memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         yield error(f"{text}; the recipe needs {need}", "take a host with more memory, or raise the container's limit")
 
 
+def memory_here(root: Path = Path("/")) -> tuple[int, int]:
+    """Return total and available bytes of memory, in a container at most its cgroup's limit, looked up in `root`."""
+    memory = psutil.virtual_memory()
+    texts = [(root / file).read_text().strip() for file in CGROUP_LIMITS if (root / file).is_file()]
+    total = min([memory.total, *(int(text) for text in texts if re.fullmatch("[0-9]+", text))])
+    return total, min(memory.available, total)
+
+
 @check("machine.variables")
-def variables(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def variables(facts: Facts) -> Iterator[Finding]:
     for name in BLOCKING:
         if (value := facts.variables.get(name, "0")) not in ("", "0"):
             yield warning(f"{name}={value}: every operator waits for the previous one", f"unset {name}")
-    for name in ALLOCATORS.get(pins(wanted.stack).devices, ()):
+    for name in ALLOCATORS.get(facts.kind, ()):
         value = facts.variables.get(name, "")
-        if "expandable_segments:true" in value.lower().replace(" ", "") and wanted.sleeps:
+        if "expandable_segments:true" in value.lower().replace(" ", "") and facts.wanted.sleeps:
             rest = ",".join(one for one in value.split(",") if "expandable_segments" not in one)
             fix = f"export {name}={rest}" if rest else f"unset {name}"
             yield error(f"{name}={value}: vLLM's sleep mode has its own allocator and rejects this setting", fix)

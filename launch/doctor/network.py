@@ -1,4 +1,4 @@
-"""The networks of the host: the NIC of its address, the ports of a run, and the links of its NPUs.
+"""Checks of the host's networks: the NIC of its address, a run's ports, the links of its NPUs, the way to other hosts.
 
 hccn_tool prints `link status: UP`, `ipaddr:..` and `netmask:..`, according to the documentation of MindCluster's fault
 diagnosis (hiascend.com, mindxdlFDUG021); this has not been run on hardware.
@@ -6,16 +6,15 @@ diagnosis (hiascend.com, mindxdlFDUG021); this has not been run on hardware.
 
 import re
 import shutil
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launch import LaunchError
 from launch.doctor.checking import Finding, check, error, ok, warning
-from launch.doctor.drivers import npu_numbers
-from launch.doctor.facts import Facts, Link, Links, Network, Wanted
-from launch.environment.network import choose, needed_ports, nics, taken_ports
-from launch.recipes.stacks import pins
+from launch.doctor.facts import Facts
+from launch.environment.network import choose, needed_ports, taken_ports
 from launch.system.processes import ask
 from launch.system.software import product
 
@@ -23,102 +22,116 @@ ADDRESSES = ("HCCL_IF_IP", "VLLM_HOST_IP")
 NAMES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")  # comma-separated names of NICs
 PATTERNS = ("HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # prefixes of names; =NAME is exact, ^NAME excludes
 TOOL = Path("/usr/local/Ascend/driver/tools/hccn_tool")
-SECONDS = 10
-
-
-def network(wanted: Wanted) -> Network:
-    """Return the current state of the host's network."""
-    found = nics()
-    wire, problem = None, None
-    if wanted.address is not None:
-        try:
-            chosen = choose(wanted.address, wanted.nic, found)
-            wire = (chosen.nic, chosen.address)
-        except LaunchError as reason:
-            problem = str(reason)
-    needed = needed_ports("head" if wanted.head else "worker", dict(wanted.ports)) if wanted.ports else {}
-    return Network(found, wire, problem, tuple(taken_ports(needed)))
-
-
-def links(kind: str, hosts: int, root: Path = Path("/")) -> Links:
-    """Return the links between this host's NPUs and those of others; nothing for one host, or other devices."""
-    if hosts == 1 or kind != "npu":
-        return Links()
-    config = (root / "etc" / "hccn.conf").is_file()
-    tool = shutil.which("hccn_tool") or shutil.which(TOOL)
-    if tool is None:
-        return Links(problem=f"there is no hccn_tool on PATH, and no {TOOL}", config=config)
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        return Links(tuple(pool.map(lambda device: link(tool, device), npu_numbers(root / "dev"))), config=config)
-
-
-def link(tool: str, device: int) -> Link:
-    """Query one NPU's link with hccn_tool."""
-    state, address = (ask([tool, "-i", str(device), f"-{about}", "-g"], SECONDS) for about in ("link", "ip"))
-    up = re.search(r"link status\s*:\s*(\w+)", state.output)
-    ip = re.search(r"ipaddr\s*:\s*(\S+)", address.output)
-    why = state.problem or state.output.strip()[:200] or "hccn_tool prints nothing"
-    return Link(device, up[1] if up else why, ip[1] if ip else None)
+HCCN_CONFIG = Path("/etc/hccn.conf")
+SECONDS, CONNECT_SECONDS = 10, 3
+AT_ONCE = 32
 
 
 @check("network.address")
-def address(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    found = facts.network
-    if found.problem:
-        yield error(found.problem, "correct `address` or `nic` of this host in the inventory")
-    elif found.wire:
-        yield ok(f"{found.wire[0]} has address {found.wire[1]}")
+def address(facts: Facts) -> Iterator[Finding]:
+    wanted, nics = facts.wanted, facts.nics
+    if wanted.address is None:
+        yield ok("; ".join(f"{name}: {', '.join(addresses)}" for name, addresses in nics.items()) or "no NIC")
     else:
-        yield ok("; ".join(f"{name}: {', '.join(addresses)}" for name, addresses in found.nics.items()) or "no NIC")
+        try:
+            wire = choose(wanted.address, wanted.nic, nics)
+            yield ok(f"{wire.nic} has address {wire.address}")
+        except LaunchError as reason:
+            yield error(str(reason), "correct `address` or `nic` of this host in the inventory")
     for name in (*ADDRESSES, *NAMES, *PATTERNS):
         value = facts.variables.get(name)
-        if value is not None and not leads_somewhere(name, value, found):
-            what = f"{name}={value} is neither an address nor a NIC of this host ({found.nics})"
+        if value and not leads_somewhere(name, value, nics):
+            what = f"{name}={value} is neither an address nor a NIC of this host ({nics})"
             if name in wanted.environment:
-                yield error(what, f"remove {name} from the inventory: the launcher sets it, from `address` there")
-            else:  # with several hosts the launcher's value takes precedence, except on the starting host
-                level = error if wanted.hosts == 1 else warning
+                fix = f"remove {name} from the inventory and unset it: the launcher sets it, from `address` there"
+                yield error(what, fix)
+            else:  # on a host of an inventory the launcher's value takes precedence
+                level = error if wanted.address is None else warning
                 yield level(what, f"unset {name}, in ~/.bashrc too: the launcher sets it")
 
 
-def leads_somewhere(name: str, value: str, found: Network) -> bool:
+def leads_somewhere(name: str, value: str, nics: Mapping[str, list[str]]) -> bool:
     """Return whether the value of a variable names an address or a NIC of this host."""
     if name in ADDRESSES:
-        return any(value in addresses for addresses in found.nics.values())
+        return any(value in addresses for addresses in nics.values())
     if name in NAMES:
-        return set(value.split(",")) <= set(found.nics)
+        return set(value.split(",")) <= set(nics)
     words = tuple(value.lstrip("^=").split(","))
     exact, excludes = value.lstrip("^").startswith("="), value.startswith("^")
-    return any((nic in words if exact else nic.startswith(words)) != excludes for nic in found.nics)
+    return any((nic in words if exact else nic.startswith(words)) != excludes for nic in nics)
 
 
 @check("network.ports")
-def ports(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    for line in facts.network.taken:
+def ports(facts: Facts) -> Iterator[Finding]:
+    wanted = facts.wanted
+    if not wanted.ports:
+        return
+    taken = taken_ports(needed_ports("head" if wanted.head else "worker", dict(wanted.ports)))
+    for line in taken:
         yield error(line, "end it if it is yours (./run.sh stop), or choose other `ports` in the inventory")
-    if wanted.ports and not facts.network.taken:
+    if not taken:
         yield ok("the ports of Ray are free")
 
 
 @check("network.links")
-def between(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def between(facts: Facts) -> Iterator[Finding]:
     """Check the links of NPUs between hosts; an A3's may be DOWN and without an address, since its dies use HCCS."""
-    if wanted.hosts == 1 or pins(wanted.stack).devices != "npu" or not facts.devices.found:
+    numbers, a3 = facts.devices.numbers, product(facts.devices.chip or "") == "A3"
+    if facts.wanted.hosts == 1 or facts.kind != "npu" or not numbers:
         return
-    found, a3 = facts.links, product(facts.devices.chip or "") == "A3"
-    if found.problem:
-        yield warning(f"the links were not checked: {found.problem}", "mount the driver's tools into the container")
+    tool = shutil.which("hccn_tool") or shutil.which(TOOL)
+    if tool is None:
+        what = f"the links were not checked: there is no hccn_tool on PATH, and no {TOOL}"
+        yield warning(what, "mount the driver's tools into the container")
         return
-    down = [link for link in found.npus if link.state != "UP"]
-    without = [str(link.device) for link in found.npus if link.address is None and not a3]
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        links = dict(zip(numbers, pool.map(lambda number: link(tool, number), numbers), strict=True))
+    down = {number: state for number, (state, _) in links.items() if state != "UP"}
+    without = [str(number) for number, (_, ip) in links.items() if ip is None and not a3]
     if down:
-        what = ", ".join(f"device {link.device}: {link.state}" for link in down)
+        what = ", ".join(f"device {number}: {state}" for number, state in down.items())
         level = warning if a3 else error
-        yield level(what, f"hccn_tool -i {down[0].device} -optical -g, and look at the cable and the switch's port")
+        yield level(what, f"hccn_tool -i {next(iter(down))} -optical -g, and look at the cable and the switch's port")
     if without:
         what = f"no address: device {', '.join(without)}"
         yield error(what, f"hccn_tool -i {without[0]} -ip -s address .. netmask ..")
-    if not found.config and not a3:
-        yield error("there is no /etc/hccn.conf", "mount it from the host into the container")
+    if not HCCN_CONFIG.is_file() and not a3:
+        yield error(f"there is no {HCCN_CONFIG}", "mount it from the host into the container")
     if not down and not without:
-        yield ok(f"all {len(found.npus)} UP")
+        yield ok(f"all {len(links)} UP")
+
+
+def link(tool: str, device: int) -> tuple[str, str | None]:
+    """Return the state of an NPU's port (UP, DOWN, or what the tool says instead) and its address, if it has one."""
+    state, address = (ask([tool, "-i", str(device), f"-{about}", "-g"], SECONDS) for about in ("link", "ip"))
+    up = re.search(r"link status\s*:\s*(\w+)", state.output)
+    ip = re.search(r"ipaddr\s*:\s*(\S+)", address.output)
+    why = state.problem or state.output.strip()[:200] or "hccn_tool prints nothing"
+    return up[1] if up else why, ip[1] if ip else None
+
+
+@check("hosts.reach")
+def reached(facts: Facts) -> Iterator[Finding]:
+    targets = facts.wanted.targets
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        reasons = list(pool.map(lambda target: why_unreached(*target), targets))
+    for (end, port), why in zip(targets, reasons, strict=True):
+        if why:
+            look = f"on {end}: firewall-cmd --list-all, iptables -L"
+            fix = f"open all ports between the hosts ({look}), and check the route"
+            yield error(f"{end} is not reached on port {port}: {why}", fix)
+    if targets and not any(reasons):
+        yield ok("all other hosts are reached")
+
+
+def why_unreached(address: str, port: int) -> str | None:
+    """Return None if a host answers on a port, even by refusing; otherwise why not: a firewall, or no route."""
+    try:
+        with socket.create_connection((address, port), timeout=CONNECT_SECONDS):
+            return None
+    except ConnectionRefusedError:
+        return None
+    except TimeoutError:
+        return f"no answer within {CONNECT_SECONDS} s"
+    except OSError as failure:
+        return failure.strerror or str(failure)

@@ -58,8 +58,35 @@ class Saving:
     parameter_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What a run reads and writes on a host.
+
+    Attributes:
+        model: the absolute path of the model's folder, or its id on the hub; None if the run has none.
+        tensor_parallel: number of devices among which the engine splits each layer of the model.
+        needs: paths that must exist.
+        columns: columns that each data file must have.
+        prompt: the column that contains the messages.
+        least_rows: minimum number of rows, by data file.
+        imports: Python modules that the run's processes import.
+        out: the run's output folder; None if it has none.
+        saving: the run's checkpoints; None on workers, and if the run writes none.
+    """
+
+    model: str | None = None
+    tensor_parallel: int = 1
+    needs: list[str] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+    prompt: str = "prompt"
+    least_rows: dict[str, int] = field(default_factory=dict)
+    imports: list[Import] = field(default_factory=list)
+    out: str | None = None
+    saving: Saving | None = None
+
+
 @dataclass(frozen=True)
-class NodePlan:
+class NodePlan(Inputs):
     """Plan of a host's part of a run.
 
     Attributes:
@@ -76,14 +103,6 @@ class NodePlan:
         layers: the variables that the user has set, by source; later layers override earlier ones.
         join_seconds: time within which all hosts must join.
         socket_filter: whether only the run's hosts can reach its ports, see `launch.port_guard`.
-        model: the absolute path of the model's folder, or its id on the hub.
-        tensor_parallel: number of devices among which the engine splits each layer of the model.
-        needs: paths that must exist on this host.
-        columns: columns that each data file must have.
-        prompt: the column that contains the messages.
-        least_rows: minimum number of rows, by data file.
-        imports: Python modules that the run's processes import.
-        saving: the run's checkpoints; None on workers, and if the run writes none.
         job: the job that the head submits; None on workers.
     """
 
@@ -102,14 +121,6 @@ class NodePlan:
     layers: list[Layer]
     join_seconds: int
     socket_filter: bool = False
-    model: str | None = None
-    tensor_parallel: int = 1
-    needs: list[str] = field(default_factory=list)
-    columns: list[str] = field(default_factory=list)
-    prompt: str = "prompt"
-    least_rows: dict[str, int] = field(default_factory=dict)
-    imports: list[Import] = field(default_factory=list)
-    saving: Saving | None = None
     job: Job | None = None
 
     @property

@@ -15,8 +15,8 @@ from launch.environment.resolve import not_handed_on, of_shell, rows
 from launch.inputs.model import of_hub
 from launch.plan import Layer, NodePlan, Plan
 from launch.plan import job as jobs
-from launch.plan.imports import imports
-from launch.plan.job import columns, last_value, needs, saving, under
+from launch.plan.inputs import inputs
+from launch.plan.job import last_value, under
 from launch.plan.start import container_name, start_line
 from launch.recipes import Paths, Recipe, resolve
 from launch.recipes.effective import told
@@ -67,19 +67,12 @@ def make(
         "run": run,
         "stack": recipe.stack,
         "head": hosts[0].address,
-        "out": paths.out,
         "ports": {"ray": ports.ray, "dashboard": ports.dashboard, "workers": ports.workers},
         "members": [one.address for one in hosts],
         "join_seconds": inventory.join_seconds,
         "socket_filter": inventory.socket_filter,
         "values": jobs.values(overrides, ports),
-        "model": paths.model,
-        "tensor_parallel": recipe.rollout.tensor_parallel,
-        "needs": needs(recipe, paths, overrides),
-        "columns": columns(overrides),
-        "prompt": jobs.prompt(overrides),
-        "least_rows": jobs.least_rows(recipe, overrides, paths),
-        "imports": imports(recipe, overrides),
+        **vars(inputs(recipe, paths)),
     }
     nodes = []
     for number, (host, here) in enumerate(zip(hosts, local, strict=False)):
@@ -88,8 +81,9 @@ def make(
         own = {"host": number, "address": host.address, "nic": host.nic, "devices": devices, "layers": layers}
         if number == 0:
             own["job"] = jobs.job(run, resolved, layers, restarts, paths)
-            own["saving"] = saving(recipe, overrides, paths)
-        nodes.append(NodePlan(role="worker" if number else "head", **own, **common))
+        else:
+            own["saving"] = None  # rank 0 of the trainer writes the checkpoints
+        nodes.append(NodePlan(role="worker" if number else "head", **common | own))
     numbers, shm = range(len(hosts)), max(recipe.memory.host // 2, 1)
     return Plan(
         run=run,
@@ -219,7 +213,7 @@ def _mounted(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str
     if inventory.image is None:
         return
     inside = [mount.split(":")[1].rstrip("/") for mount in inventory.mounts]
-    for path in [paths.out, *needs(recipe, paths)]:
+    for path in [paths.out, *jobs.needs(recipe, paths)]:
         if not under(path, inside):
             yield (
                 f"{path}: the container does not mount this path: add it to `mounts` in the inventory, as {path}:{path}"

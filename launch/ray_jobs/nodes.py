@@ -5,15 +5,17 @@ runs on the head.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from launch import LaunchError
 from launch.doctor.checking import Finding, HostReport, Report
 from launch.doctor.devices import present
-from launch.doctor.examination import BEFORE_RAY
-from launch.doctor.hosts import EXAMINE_SECONDS, TOGETHER, Request
-from launch.doctor.run import inputs, out
+from launch.doctor.examination import BEFORE_RAY, EPHEMERAL
+from launch.doctor.facts import Wanted
+from launch.doctor.hosts import EXAMINE_SECONDS, TOGETHER
+from launch.doctor.network import reached
 from launch.ray_jobs import sources
 from launch.ray_jobs.cluster import Cluster
 from launch.ray_jobs.look import MARK, REPORTS, REQUESTS
@@ -21,9 +23,8 @@ from launch.ray_jobs.plan import RayPlan
 from launch.recipes.stacks import pins
 from launch.system.cause import cause_in
 
-PORT = 50000  # an ephemeral port, as torch.distributed and vLLM use between nodes
 START_SECONDS = 60  # time for the job to start
-STOPPING = {*(one.name for one in (*BEFORE_RAY, inputs, out)), *(one.name for one in TOGETHER)}
+STOPPING = {one.name for one in (*BEFORE_RAY, reached, *TOGETHER)}
 # Without this, older versions of Ray hide the devices from tasks that request none.
 KEEPS_DEVICES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
@@ -46,21 +47,26 @@ def examine(cluster: Cluster, plan: RayPlan, submission: str, given_up: Callable
         fix = "add nodes to the Ray cluster, or use fewer: trainer.nnodes=.. trainer.n_gpus_per_node=.."
         return Report([], [Finding("error", present.name, what, fix)])
     addresses = [node["node_ip"] for node in fit]
-    requests = {
-        node["node_id"]: Request(one, plan.wanted, [(other, PORT) for other in addresses if other != one])
-        for node, one in zip(fit, addresses, strict=True)
+    wanted = {
+        node["node_id"]: replace(
+            plan.wanted, targets=[(other, EPHEMERAL) for other in addresses if other != node["node_ip"]]
+        )
+        for node in fit
     }
-    reports = ask(cluster, plan, submission, requests, given_up)
+    reports = [
+        replace(report, host=address)
+        for report, address in zip(ask(cluster, plan, submission, wanted, given_up), addresses, strict=True)
+    ]
     for report in reports:
         report.traits.pop("devices", None)  # nodes may have different numbers of devices, if each has enough
     return Report(reports, [finding for one in TOGETHER for finding in one(reports, {})])
 
 
 def ask(
-    cluster: Cluster, plan: RayPlan, submission: str, requests: dict[str, Request], given_up: Callable[[], bool]
+    cluster: Cluster, plan: RayPlan, submission: str, wanted: dict[str, Wanted], given_up: Callable[[], bool]
 ) -> list[HostReport]:
     """Run look.py as a Ray job and return the nodes' reports."""
-    command = ["python", "-m", "launch.ray_jobs.look", REQUESTS.dump_json(requests).decode()]
+    command = ["python", "-m", "launch.ray_jobs.look", REQUESTS.dump_json(wanted).decode()]
     with TemporaryDirectory() as folder:
         sources.fill(Path(folder), plan.job.files)  # the run's own files, so that Ray uploads them once
         cluster.submit(submission, plan.run, command, working_dir=folder, env_vars=KEEPS_DEVICES)
@@ -74,12 +80,8 @@ def ask(
 
 def lines_of(report: Report) -> tuple[list[str], list[str]]:
     """Return the problems that would stop a run, and all others; one line each, with the nodes and the fix."""
-    where: dict[Finding, list[str]] = {finding: [] for finding in report.together}
-    for host in report.hosts:
-        for finding in host.findings:
-            where.setdefault(finding, []).append(host.host)
     stopping, other = [], []
-    for one, hosts in where.items():
+    for one, hosts in report.where.items():
         lines = stopping if one.level == "error" and one.check in STOPPING else other
         if one.level != "ok":
             lines.append(": ".join(filter(None, [", ".join(hosts), one.what, one.fix])))

@@ -21,7 +21,6 @@ from launch.plan import Job
 from launch.plan import job as jobs
 from launch.plan.dry_run import job as described_job
 from launch.plan.dry_run import job_lines
-from launch.plan.imports import imports
 from launch.plan.make import attention_problems
 from launch.recipes import Paths, Recipe, paths_of, resolve
 
@@ -85,12 +84,6 @@ def make(recipe: Recipe, paths: Paths, run: str, *, shell: Mapping[str, str], re
         hosts=recipe.nodes,
         ports={},
         environment={name: value for name, value in variables.items() if not secret(name, value)},
-        data=[path for path in jobs.needs(recipe, paths, overrides) if path != paths.model],
-        columns=jobs.columns(overrides),
-        prompt=jobs.prompt(overrides),
-        least_rows=jobs.least_rows(recipe, overrides, paths),
-        saving=jobs.saving(recipe, overrides, paths),
-        imports=imports(recipe, overrides),
     )
     job = Job(job.entrypoint, {".run": run, **job.files}, variables | job.environment)
     return RayPlan(run, recipe, job, wanted, notes(variables, shell))

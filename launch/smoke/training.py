@@ -13,9 +13,10 @@ from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
 from launch import LaunchError
 from launch.demo.report import receipt, step_record
 from launch.demo.training import read_lines
+from launch.doctor.drivers import Devices
 from launch.doctor.drivers import devices as devices_of
-from launch.doctor.facts import GIB, Devices
-from launch.doctor.machine import machine
+from launch.doctor.facts import GIB
+from launch.doctor.machine import memory_here
 from launch.recipes import load
 from launch.smoke.setting import LAUNCH, Setting
 from launch.system.child import Ended
@@ -36,7 +37,7 @@ def train(setting: Setting) -> list[Result]:
     memory = load(RECIPE).memory
     decides = {TRAIN: DECIDES} | ({NAN: REFUSES} if setting.devices != "none" else {})
     devices = devices_of(setting.devices)
-    if lacking := lack(memory.host, memory.device, machine().memory[1], devices):
+    if lacking := lack(memory.host, memory.device, memory_here()[1], devices):
         why = f"{lacking}; with more memory: ./run.sh smoke --only train"
         return [Result(name, what, NOT_APPLICABLE, reason=why) for name, what in decides.items()]
     ended, metrics = _on_cpu(setting) if setting.devices == "none" else _on_devices(setting)

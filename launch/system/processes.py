@@ -130,8 +130,7 @@ def end_run(run: str) -> int:
     segments = {segment for process in found for segment in mapped_segments(process.pid)}
     end_all(found)
     for _ in range(LATE_ROUNDS):
-        late = [process for process in of_run(run) if not is_zombie(process)]
-        if not late:
+        if not (late := of_run(run)):  # a zombie has no environment, and so no mark
             break
         signal_each(late, psutil.Process.kill)
         still_running(late, GRACE_SECONDS)
@@ -141,10 +140,9 @@ def end_run(run: str) -> int:
 
 def end_all(processes: list[psutil.Process], seconds: float = GRACE_SECONDS) -> None:
     """Terminate each process, and kill it after this many seconds."""
-    signal_each(processes, psutil.Process.terminate)
-    stubborn = still_running(processes, seconds)
-    signal_each(stubborn, psutil.Process.kill)
-    still_running(stubborn, GRACE_SECONDS)
+    for send, limit in ((psutil.Process.terminate, seconds), (psutil.Process.kill, GRACE_SECONDS)):
+        signal_each(processes, send)
+        processes = still_running(processes, limit)
 
 
 def still_running(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
@@ -181,7 +179,5 @@ def mapped_segments(pid: int) -> set[Path]:
 def signal_each(processes: Iterable[psutil.Process], send: Callable[[psutil.Process], None]) -> None:
     """Send a signal to processes, ignoring those that have just ended."""
     for process in processes:
-        try:
+        with suppress(psutil.NoSuchProcess):
             send(process)
-        except psutil.NoSuchProcess:
-            continue

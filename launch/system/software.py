@@ -144,11 +144,6 @@ def chip_of_build() -> str | None:
     return None
 
 
-def public(version: str) -> str:
-    """Return a version without its local suffix."""
-    return version.partition("+")[0]
-
-
 def product(chip_name: str) -> str | None:
     """Return A2 or A3, from a SoC's name or from that word itself."""
     return next(

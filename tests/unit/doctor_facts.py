@@ -1,9 +1,11 @@
 """Made-up facts of a host where all is well, for the checks; a test changes what it is about."""
 
+from collections import namedtuple
 from dataclasses import replace
 
 from launch.doctor.checking import Check
-from launch.doctor.facts import GIB, Device, Devices, Facts, Files, Link, Links, Machine, Network, Software, Wanted
+from launch.doctor.drivers import Device, Devices
+from launch.doctor.facts import Facts, Wanted
 from launch.recipes.stacks import pins
 from launch.system.software import Package
 
@@ -17,6 +19,7 @@ NPUS = Devices(
     files=NPU_FILES,
 )
 GPUS = Devices("NVML", driver="580.95", found=(Device(0, "NVIDIA H200", "OK", 5, 143771),))
+Usage = namedtuple("Usage", "total used free")
 
 
 def packages(stack: str) -> dict[str, Package]:
@@ -28,30 +31,29 @@ def packages(stack: str) -> dict[str, Package]:
     return {name.lower(): package for name, package in found.items()} | {"ascend-quant": Package("0.1.0")}
 
 
-def well(stack: str = "ascend-cann9.1", **changed) -> Facts:
-    """A host of two A2 NPUs, of a GPU, or of no device on stack cpu; `changed` replaces whole groups of facts."""
-    groups = {
-        "devices": {"npu": NPUS, "gpu": GPUS, "none": Devices()}[pins(stack).devices],
-        "software": Software(PYTHONS[stack], packages(stack), "abc", pins(stack).cann, "the file", "ascend910b1"),
-        "network": Network({"lo": ["127.0.0.1"], "bond0": ["192.0.2.11"]}, ("bond0", "192.0.2.11")),
-        "links": Links(tuple(Link(number, "UP", f"198.51.100.{number}") for number in (0, 1))),
-        "machine": Machine(
-            shared_memory=(64 * GIB, 60 * GIB),
-            temporary=(1000 * GIB, 500 * GIB),
-            unusable=None,
-            memory=(1024 * GIB, 900 * GIB),
-        ),
-        "files": Files(),
-        "variables": {},
-    }
-    return Facts(**(groups | changed))
+def disks(total: int, free: int) -> dict[str, object]:
+    """Every disk has so many bytes."""
+    return {"shutil.disk_usage": lambda _: Usage(total, total - free, free)}
 
 
-def wanted(stack: str = "ascend-cann9.1", **fields) -> Wanted:
+def wanted(stack: str = "ascend-cann9.1", **fields: object) -> Wanted:
     """What a run on two hosts wants of the first."""
     return Wanted(**({"stack": stack, "hosts": 2, "address": "192.0.2.11"} | fields))
 
 
-def said(check: Check, facts: Facts, run: Wanted | None = None) -> list[tuple[str, str]]:
+def well(run: Wanted | None = None, **changed: object) -> Facts:
+    """A host of two A2 NPUs, of a GPU, or of no device on stack cpu, with other facts in place of those `changed`."""
+    run = run or wanted()
+    facts = Facts(run)
+    facts.python, facts.variables = PYTHONS[run.stack], dict(run.environment)
+    vars(facts)["devices"] = {"npu": NPUS, "gpu": GPUS, "none": Devices()}[facts.kind]
+    vars(facts)["packages"] = packages(run.stack)
+    vars(facts)["cann"] = (pins(run.stack).cann, "the file")
+    vars(facts)["nics"] = {"lo": ["127.0.0.1"], "bond0": ["192.0.2.11"]}
+    vars(facts).update(changed)
+    return facts
+
+
+def said(check: Check, facts: Facts) -> list[tuple[str, str]]:
     """(level, what and fix) of each finding."""
-    return [(finding.level, f"{finding.what} | {finding.fix}") for finding in check(facts, run or wanted())]
+    return [(finding.level, f"{finding.what} | {finding.fix}") for finding in check(facts)]

@@ -54,6 +54,18 @@ def test_arms_differ_in_one_setting_and_their_folder(tmp_path, one, other, diffe
     assert {"++trainer.total_training_steps=7", "++actor_rollout_ref.rollout.calculate_log_probs=true"} <= first
 
 
+@pytest.mark.parametrize("name", ["demo", "study"])
+def test_verl_composes_the_settings(tmp_path, name):
+    pytest.importorskip("verl")
+    from hydra import compose, initialize_config_module
+
+    choices = replace(CHOICES, setup=replace(CHOICES.setup, recipe=name))
+    told = [one for one in training.overrides(choices, "int8", tmp_path, tmp_path) if not one.startswith("++hydra.")]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        made = compose("ppo_trainer", overrides=told)
+    assert made.trainer.total_training_steps == 7 and made.actor_rollout_ref.actor.strategy == "fsdp2"
+
+
 @pytest.mark.parametrize("page", ["low_precision.md", "low_precision.zh.md"])
 def test_the_exact_arm_has_the_settings_of_the_page_of_exact_int8(tmp_path, page):
     text = (ROOT / "docs" / page).read_text()

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from launch.doctor import drivers
-from launch.doctor.drivers import gpus
-from launch.doctor.facts import MIB, Device, Holder
+from launch.doctor.drivers import MIB, Device, Holder, gpus
 
 pynvml = pytest.importorskip("ray._private.thirdparty.pynvml", reason="Ray, which has a copy of NVML, is not installed")
 FINE = {

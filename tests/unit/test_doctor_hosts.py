@@ -1,7 +1,6 @@
 """Several hosts: two doctors on this machine, on loopback's IPv4 and IPv6 address, over pipes in place of ssh."""
 
 import json
-import re
 import socket
 import sys
 from io import StringIO
@@ -12,11 +11,11 @@ from naming import has_line_naming
 from rich.console import Console
 
 from launch.cluster.inventory import Inventory
-from launch.doctor import hosts
+from launch.doctor import hosts, network
 from launch.doctor.checking import Finding, HostReport, Report, show
 from launch.doctor.examination import wanted_here, wanted_of
-from launch.doctor.facts import Wanted
-from launch.doctor.hosts import REQUEST, alike, asked, examine, reach, reached, reaching, request
+from launch.doctor.facts import Facts, Wanted
+from launch.doctor.hosts import REQUEST, alike, asked, examine, reaching
 from launch.recipes import load, paths_of
 
 PROJECT = Path(__file__).parents[2]
@@ -38,9 +37,9 @@ def test_two_hosts_that_answer(inventory: Inventory, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(hosts, "reaching", lambda *_: DOCTOR)
     report = examine(inventory)
     assert [host.host for host in report.hosts] == ["127.0.0.1", "::1"]
-    answered, same, reached_all = report.together
-    assert {finding.level for finding in report.together} == {"ok"}
-    assert "2 hosts" in answered.what and "all hosts" in same.what and reached_all.check == "hosts.reach"
+    answered, same = report.together
+    assert {finding.level for finding in (*report.together, *findings(report, "hosts.reach"))} == {"ok"}
+    assert "2 hosts" in answered.what and "all hosts" in same.what
     levels = [{finding.check: finding.level for finding in host.findings} for host in report.hosts]
     assert (levels[0]["network.address"], levels[1]["network.address"]) == ("ok", "error")
     assert "eth7" in report.hosts[1].findings[[*levels[1]].index("network.address")].what
@@ -57,14 +56,14 @@ def test_a_host_that_does_not_answer(inventory: Inventory, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("line", ["Welcome to node7!", "{", "[]"])
-def test_what_is_no_answer_is_why_a_host_is_silent(inventory: Inventory, line: str):
-    said = asked(["bash", "-c", 'cat > /dev/null; echo "$0"', line], request(inventory, 0, Wanted()))
+def test_what_is_no_answer_is_why_a_host_is_silent(line: str):
+    said = asked(["bash", "-c", 'cat > /dev/null; echo "$0"', line], Wanted())
     assert isinstance(said, str) and line in said
 
 
-def test_a_host_that_hangs_is_left_behind(inventory: Inventory, monkeypatch: pytest.MonkeyPatch):
+def test_a_host_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hosts, "EXAMINE_SECONDS", 0.1)
-    assert "0.1 s" in asked(["sleep", "600"], request(inventory, 0, Wanted()))
+    assert "0.1 s" in asked(["sleep", "600"], Wanted())
 
 
 def test_this_machine_is_asked_by_its_shell(inventory: Inventory):
@@ -73,31 +72,29 @@ def test_this_machine_is_asked_by_its_shell(inventory: Inventory):
 
 def test_hosts_try_to_reach_each_other(inventory: Inventory):
     npu = inventory.model_copy(update={"stack": "ascend-cann9.1"})
-    assert request(npu, 0, Wanted()).targets == [("::1", 20000), ("::1", 50000), ("::1", 60000)]
+    assert wanted_of(npu, 0, None, None).targets == [("::1", 50000), ("::1", 20000), ("::1", 60000)]
     ray = [("127.0.0.1", 6766), ("127.0.0.1", 8260)]
-    assert request(inventory, 1, Wanted()).targets == [("127.0.0.1", 20000), ("127.0.0.1", 50000), *ray]
+    assert wanted_of(inventory, 1, None, None).targets == [("127.0.0.1", 50000), ("127.0.0.1", 20000), *ray]
 
 
 def test_a_port_without_a_listener_is_reached_and_a_silent_one_is_not(monkeypatch: pytest.MonkeyPatch):
     with socket.socket() as full:  # it never accepts: when its queue is full, connections are left without an answer
         full.bind(("127.0.0.1", 0))
         port = full.getsockname()[1]
-        assert reach("127.0.0.1", port) is None  # nobody listens
+        facts = Facts(Wanted(targets=[("127.0.0.1", port)]))
+        assert [one.level for one in network.reached(facts)] == ["ok"]  # nobody listens
         full.listen(0)
-        assert reach("127.0.0.1", port) is None
-        monkeypatch.setattr(hosts, "CONNECT_SECONDS", 0.2)
+        assert [one.level for one in network.reached(facts)] == ["ok"]
+        monkeypatch.setattr(network, "CONNECT_SECONDS", 0.2)
         waiting = [socket.socket() for _ in range(4)]
         for one in waiting:
             one.setblocking(False)
             one.connect_ex(("127.0.0.1", port))
-        assert "0.2 s" in reach("127.0.0.1", port)
+        (finding,) = network.reached(facts)
+        assert finding.level == "error" and has_line_naming(finding.what, "127.0.0.1", f"port {port}", "0.2 s")
+        assert has_line_naming(finding.fix, "on 127.0.0.1")
         for one in waiting:
             one.close()
-
-
-def test_who_does_not_reach_whom():
-    (finding,) = reached([HostReport("a", [], {}, [("b", 6766, "no answer within 3 s")]), HostReport("b", [])], {})
-    assert re.search(r"\ba\b.* b .*port 6766: .*3 s", finding.what) and has_line_naming(finding.fix, "on b")
 
 
 def test_versions_that_differ_are_named_by_host():
@@ -113,23 +110,24 @@ def test_what_a_recipe_wants_of_a_host(inventory: Inventory):
     paths = paths_of(recipe, "/m", "/d", "/o")
     one = wanted_of(inventory, 1, recipe, paths)
     assert (one.model, one.out, one.head, one.nic) == ("/m", "/o", False, "eth7")
-    assert (one.count, one.device_gib) == (8, recipe.memory.device)
-    assert all(file.startswith("/d/") for file in one.data) and len(one.data) == 2
+    assert (one.devices, one.device_gib, one.saving) == (8, recipe.memory.device, None)
+    model, *files = one.needs
+    assert model == "/m" and len(files) == 2 and all(file.startswith("/d/") for file in files)
     assert one.imports
-    assert (one.saving.out, one.saving.model) == ("/o", "/m")
-    asked_of = request(inventory, 1, one)
-    assert REQUEST.validate_json(REQUEST.dump_json(asked_of)) == asked_of
-    alone = wanted_here(recipe, None)
-    assert (alone.stack, alone.hosts, alone.address, alone.model) == (recipe.stack, 1, None, recipe.model.hub)
-    assert wanted_here(None, None).count is None
+    first = wanted_of(inventory, 0, recipe, paths).saving
+    assert (first.out, first.model) == ("/o", "/m")
+    assert REQUEST.validate_json(REQUEST.dump_json(one)) == one
+    alone = wanted_here(recipe, paths)
+    assert (alone.stack, alone.hosts, alone.address, alone.model) == (recipe.stack, 1, None, "/m")
 
 
 def test_whether_the_engine_sleeps():
     recipe = load("qwen2.5-7b-int8-gsm8k-a2")
-    assert wanted_here(recipe, None).sleeps  # verl's own default
+    paths = paths_of(recipe, "/m", "/d", "/o")
+    assert wanted_here(recipe, paths).sleeps  # verl's own default
     for setting in ("free_cache_engine", "enable_sleep_mode"):
         tree = {"actor_rollout_ref": {"rollout": {setting: False}}}
-        assert not wanted_here(recipe.model_copy(update={"verl": tree}), None).sleeps
+        assert not wanted_here(recipe.model_copy(update={"verl": tree}), paths).sleeps
 
 
 def test_this_machine():
@@ -147,4 +145,4 @@ def test_a_finding_is_said_once_with_its_hosts_and_its_fix():
     error, fix, ok, _, summary = console.file.getvalue().splitlines()
     assert has_line_naming(error, "error", "machine.shm", "a, c:", "0.1") and has_line_naming(ok, "ok", "on b", "60")
     assert has_line_naming(fix, "--shm-size=64g")
-    assert has_line_naming(summary, "2 errors", "0 warnings", "1 ok:")
+    assert has_line_naming(summary, "errors: 2", "warnings: 0", "ok: 1")

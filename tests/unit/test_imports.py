@@ -1,28 +1,19 @@
 """What a run will import: by recipe and settings, in an environment, and in the lock of every stack."""
 
-import re
 import sys
-from dataclasses import replace
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 
 import lock_file
 import pytest
-from cluster_cases import node_plan
 from naming import has_line_naming
 from packaging.utils import canonicalize_name
 
 from ascend_quant.recipes.keys import TRANSFORMER
-from launch import LaunchError
-from launch.cluster.inventory import Inventory
-from launch.doctor.examination import wanted_of
-from launch.nodes import checks
-from launch.plan import NodePlan
 from launch.plan.imports import imports
-from launch.plan.make import make
 from launch.recipes import Paths, Recipe, load, names, resolve
 from launch.recipes.stacks import all_pins
-from launch.system.software import Import, has_module, missing, python_path
+from launch.system.software import has_module, missing, python_path
 
 PATHS = Paths("/models/one", "/data", "/runs/one")
 # Which distribution brings a module. The first part of each name that is installed here is checked below.
@@ -132,27 +123,3 @@ def test_transformer_engines_part_for_torch_is_found_where_either_package_puts_i
     (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     (tmp_path / folder / f"transformer_engine_torch{EXTENSION_SUFFIXES[0]}").touch()
     assert not missing([part], [str(tmp_path)])
-
-
-def test_a_host_without_a_module_is_told_before_ray(tmp_path):
-    there, absent = Import("json", "every run", "-"), Import("no.such.module", "the trainer", "take another recipe")
-    plan = NodePlan.from_json(node_plan(imports=[there, absent]).to_json())  # as it goes to a host
-    (line,) = [line for line in checks.find(plan)[1] if "module" in line]
-    assert all(word in line for word in ("no.such.module", "the trainer", "take another recipe"))
-    with pytest.raises(LaunchError, match=re.escape("no.such.module")):
-        checks.check(plan)
-    (tmp_path / "no/such").mkdir(parents=True)
-    (tmp_path / "no/such/module.py").touch()
-    named = replace(plan, layers=[("inventory", {"PYTHONPATH": str(tmp_path)})])
-    assert not [line for line in checks.find(named)[1] if "module" in line]
-
-
-def test_the_plan_and_the_doctor_ask_for_the_same():
-    recipe, told = overrides("addition-int8")
-    two = Inventory.model_validate({"stack": "cpu", "hosts": [{"address": "192.0.2.1"}, {"address": "192.0.2.2"}]})
-    shared = two.model_copy(update={"shared": ["/runs"]})
-    logged = load("addition-int8", ["trainer.logger=[mlflow]"])
-    plan = make(logged, shared, PATHS, "one", [False, False], shell={})
-    assert [node.imports for node in plan.nodes] == [imports(recipe, [*told, "trainer.logger=[mlflow]"])] * 2
-    asked = wanted_of(shared, 0, recipe, PATHS)
-    assert asked.imports == imports(recipe, told)

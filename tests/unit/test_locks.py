@@ -14,7 +14,6 @@ from packaging.version import Version
 
 from launch import ROOT
 from launch.recipes.stacks import all_pins
-from launch.system.software import public
 
 NAMES = sorted(file.stem for file in LOCKS.glob("*.in"))
 # What has no hash in public, and is in no index that was reached when the locks were made.
@@ -69,9 +68,9 @@ def test_an_image_gets_the_versions_of_its_stack(stack: str, machine: str):
             assert package not in have, f"{name} is built from its commit"
         elif {(f"{stack}.torch", machine, package), (f"{stack}.torch", "*", package)} & MISSING:
             (asked,) = [one for one in wanted(f"{stack}.torch", machine) if canonicalize_name(one.name) == package]
-            assert [public(one.version) for one in asked.specifier] == [version], name
+            assert [Version(one.version).public for one in asked.specifier] == [version], name
         else:
-            assert public(have[package]) == version, name
+            assert Version(have[package]).public == version, name
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -1,11 +1,10 @@
 """seen.toml: what pages, bounds and the doctor say of vLLM's releases is what it says."""
 
 import re
-from dataclasses import replace
 
 import pytest
 import tomllib
-from doctor_facts import said, wanted, well
+from doctor_facts import packages, said, wanted, well
 from packaging.requirements import Requirement
 
 from ascend_quant.integrations import seen
@@ -67,7 +66,5 @@ def test_an_engine_of_a_release_that_was_not_run_says_so(device, version, says):
     ],
 )
 def test_the_doctor_knows_other_releases_that_were_run(stack, package, version, levels):
-    facts = well(stack)
-    packages = facts.software.packages | {package: Package(version)}
-    found = said(versions.packages, replace(facts, software=replace(facts.software, packages=packages)), wanted(stack))
+    found = said(versions.packages, well(wanted(stack), packages=packages(stack) | {package: Package(version)}))
     assert {level for level, _ in found} == levels

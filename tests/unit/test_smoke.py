@@ -39,7 +39,8 @@ from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
 from launch import recipes
 from launch.commands import app
 from launch.doctor.checking import Finding, HostReport, Report
-from launch.doctor.facts import GIB, Device, Devices
+from launch.doctor.drivers import Device, Devices
+from launch.doctor.facts import GIB
 from launch.smoke import parts, training
 from launch.smoke import setting as shared
 from launch.smoke.setting import Setting

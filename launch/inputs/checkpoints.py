@@ -5,30 +5,24 @@ import shutil
 from pathlib import Path
 
 from launch import existing
-from launch.doctor.facts import GIB
 from launch.plan import Saving
 
+GIB = 1 << 30
 
-def lacking_room(saving: Saving | None) -> list[tuple[str, str]]:
-    """Return what the disk lacks for checkpoints, and what to do; nothing if the model is not on this host."""
-    if saving is None:
-        return []
-    size = parameters(Path(saving.model)) * saving.parameter_bytes
+
+def lacking_room(saving: Saving | None) -> tuple[str, str] | None:
+    """Return what the disk lacks for checkpoints, and what to do; None if the model is not on this host."""
+    size = parameters(Path(saving.model)) * saving.parameter_bytes if saving else 0
     if not size:
-        return []
+        return None
     count = max(kept(saving) - len(list(Path(saving.out).glob("checkpoints/global_step_*"))), 0)
     free = shutil.disk_usage(existing(Path(saving.out))).free
     if count * size <= free:
-        return []
-    needed = f"{count} checkpoints of {gib(size)} GiB each need {gib(count * size)} GiB"
-    what = f"{saving.out}: {needed}, and {gib(free)} GiB are free"
+        return None
+    one, all_of_them, there = (f"{part / GIB:.1f} GiB" for part in (size, count * size, free))
+    what = f"{saving.out}: {count} checkpoints of {one} each need {all_of_them}, and {there} are free"
     fewer = "keep fewer (-- trainer.max_actor_ckpt_to_keep=2), save less often (trainer.save_freq)"
-    return [(what, f"{fewer}, or choose another --out")]
-
-
-def gib(size: int) -> str:
-    """Format bytes in GiB, with one decimal digit below 10 GiB."""
-    return f"{size / GIB:.1f}" if size < 10 * GIB else f"{size / GIB:.0f}"
+    return what, f"{fewer}, or choose another --out"
 
 
 def kept(saving: Saving) -> int:
@@ -54,16 +48,13 @@ def steps(saving: Saving) -> int:
 
 def parameters(folder: Path) -> int:
     """Count a model's parameters from the headers of its safetensors files; 0 if there are none to read."""
-    from safetensors import SafetensorError  # some environments lack it
+    from safetensors import SafetensorError, safe_open  # some environments lack it
 
+    count = 0
     try:
-        return sum(_elements(file) for file in sorted(folder.glob("*.safetensors")))
+        for file in folder.glob("*.safetensors"):
+            with safe_open(file, "np") as opened:
+                count += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
     except (OSError, SafetensorError):  # vLLM reports what is wrong with a file
         return 0
-
-
-def _elements(file: Path) -> int:
-    from safetensors import safe_open
-
-    with safe_open(file, "np") as opened:
-        return sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
+    return count
