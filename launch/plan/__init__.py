@@ -95,7 +95,6 @@ class NodePlan(Inputs):
         address, nic: the values in the inventory; a host name, or auto for the NIC, is resolved on the node.
         devices: the number of devices to use, or their indices.
         head: the head's address, as in the inventory.
-        out: the folder of checkpoints and metrics, which the hosts share.
         ports: the ports named ray and dashboard, and the range workers (LOW-HIGH).
         members: the addresses of all hosts, the head's first.
         values: values for the templates of the environment table; the node adds address, nic, family, devices and
@@ -114,7 +113,6 @@ class NodePlan(Inputs):
     nic: str
     devices: int | list[int]
     head: str
-    out: str
     ports: dict[str, int | str]
     members: list[str]
     values: dict[str, str]
