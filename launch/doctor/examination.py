@@ -16,7 +16,6 @@ from launch.doctor.facts import Devices, Facts, Software, Wanted
 from launch.plan.imports import imports
 from launch.plan.job import columns, least_rows, prompt, saving
 from launch.recipes.fields import Recipe
-from launch.recipes.overrides import resolve
 from launch.recipes.paths import Paths, data_files
 from launch.recipes.stacks import STACK_VARIABLE, pins
 from launch.system.software import missing, python_path
@@ -55,22 +54,21 @@ def wanted_of(inventory: Inventory, index: int, recipe: Recipe | None, paths: Pa
 def _of_recipe(recipe: Recipe | None, paths: Paths | None) -> dict[str, Any]:
     if recipe is None:
         return {}
-    overrides = resolve(recipe, paths or Paths("", "", "")).overrides
     made: dict[str, Any] = {
         "device_gib": recipe.memory.device,
         "host_gib": recipe.memory.host,
-        "imports": imports(recipe, overrides),
-        "columns": columns(overrides),
-        "prompt": prompt(overrides),
+        "imports": imports(recipe),
+        "columns": columns(recipe),
+        "prompt": prompt(recipe),
         "sleeps": all(recipe.setting(f"{ROLLOUT}.{name}", True) for name in ("free_cache_engine", "enable_sleep_mode")),
         "model": paths.model if paths else recipe.model.hub,
         "tensor_parallel": recipe.rollout.tensor_parallel,
     }
     if paths is not None:
         made["data"] = list(data_files(recipe, paths))
-        made["least_rows"] = least_rows(recipe, overrides, paths)
+        made["least_rows"] = least_rows(recipe, paths)
         made["out"] = paths.out
-        made["saving"] = saving(recipe, overrides, paths)
+        made["saving"] = saving(recipe, paths)
     return made
 
 

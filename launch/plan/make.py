@@ -16,10 +16,9 @@ from launch.inputs.model import of_hub
 from launch.plan import Layer, NodePlan, Plan
 from launch.plan import job as jobs
 from launch.plan.imports import imports
-from launch.plan.job import columns, last_value, needs, saving, under
+from launch.plan.job import columns, needs, saving, under
 from launch.plan.start import container_name, start_line
 from launch.recipes import Paths, Recipe, resolve
-from launch.recipes.effective import told
 from launch.recipes.overrides import environment
 from launch.recipes.stacks import pins
 
@@ -57,9 +56,7 @@ def make(
         LaunchError: recipe, inventory and paths do not fit together; one line for each thing to change.
     """
     resolved = resolve(recipe, paths)
-    overrides = resolved.overrides
-    found = [*problems(recipe, inventory, paths), *attention_problems(recipe, overrides)]
-    if found:
+    if found := [*problems(recipe, inventory, paths), *attention_problems(recipe)]:
         raise LaunchError("\n".join(found))
     hosts, ports = inventory.hosts[: recipe.nodes], inventory.ports
     used = inventory.model_copy(update={"hosts": hosts})
@@ -71,14 +68,14 @@ def make(
         "members": [one.address for one in hosts],
         "join_seconds": inventory.join_seconds,
         "socket_filter": inventory.socket_filter,
-        "values": jobs.values(overrides, ports),
+        "values": jobs.values(recipe, ports),
         "model": paths.model,
         "tensor_parallel": recipe.rollout.tensor_parallel,
-        "needs": needs(recipe, paths, overrides),
-        "columns": columns(overrides),
-        "prompt": jobs.prompt(overrides),
-        "least_rows": jobs.least_rows(recipe, overrides, paths),
-        "imports": imports(recipe, overrides),
+        "needs": needs(recipe, paths),
+        "columns": columns(recipe),
+        "prompt": jobs.prompt(recipe),
+        "least_rows": jobs.least_rows(recipe, paths),
+        "imports": imports(recipe),
     }
     nodes = []
     for number, (host, here) in enumerate(zip(hosts, local, strict=False)):
@@ -87,7 +84,7 @@ def make(
         own = {"host": number, "address": host.address, "nic": host.nic, "devices": devices, "layers": layers}
         if number == 0:
             own["job"] = jobs.job(run, resolved, layers, restarts, paths)
-            own["saving"] = saving(recipe, overrides, paths)
+            own["saving"] = saving(recipe, paths)
         nodes.append(NodePlan(role="worker" if number else "head", **own, **common))
     numbers, shm = range(len(hosts)), max(recipe.memory.host // 2, 1)
     return Plan(
@@ -99,7 +96,7 @@ def make(
         start=[start_line(used, number, run=run, shm=shm, devices=nodes[number].devices) for number in numbers],
         containers=[container_name(run, number) if used.image else None for number in numbers],
         local=list(local[: len(hosts)]),
-        notes=notes(recipe, inventory, paths, shell, local[: len(hosts)], overrides, restarts),
+        notes=notes(recipe, inventory, paths, shell, local[: len(hosts)], restarts),
     )
 
 
@@ -146,11 +143,10 @@ def notes(
     paths: Paths,
     shell: Mapping[str, str],
     local: Sequence[bool],
-    overrides: Sequence[str],
     restarts: int,
 ) -> list[str]:
     """List notes for the reader of the plan, one line each."""
-    lines = [f"importance weights: {told(recipe)}"]
+    lines = []
     if unused := [host.address for host in inventory.hosts[recipe.nodes :]]:
         lines.append(f"not used, as the recipe needs {recipe.nodes} hosts: {', '.join(unused)}")
     if not all(local) and (names := not_handed_on(shell)):
@@ -164,7 +160,7 @@ def notes(
         lines.append(f"the model {paths.model} is a hub id: each host uses its own cache, or downloads it")
     if recipe.data.train == recipe.data.validation:
         lines.append("validation uses the training data: --data TRAIN,VALIDATION names another file")
-    if restarts and jobs.last_value(overrides, jobs.SAVE, "-1") == "-1":
+    if restarts and recipe.count(jobs.SAVE) is None:
         lines.append(
             "a restart would start from the beginning, as no checkpoints are saved: set an interval with -- "
             f"{jobs.SAVE}=10"
@@ -225,7 +221,7 @@ def _mounted(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str
             )
 
 
-def attention_problems(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
+def attention_problems(recipe: Recipe) -> list[str]:
     """List problems of the trainer's attention; none with Megatron, which does not use transformers' attention.
 
     This is checked for every stack, since with verl's own entry point, as on ascend-cann8.5, nothing else checks it
@@ -233,8 +229,7 @@ def attention_problems(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
     """
     if recipe.backend == "megatron":
         return []
-    name, device = last_value(overrides, attention.NAME_KEY, attention.FLASH), pins(recipe.stack).devices
-    sizes = [last_value(overrides, one, "1") for one in attention.ULYSSES_KEYS]
-    ranks = max(int(one) if one.isdecimal() else 1 for one in sizes)  # verl refuses a value that is not a number
+    name, device = recipe.setting(attention.NAME_KEY, attention.FLASH), pins(recipe.stack).devices
+    ranks = max(recipe.count(one, 1) or 1 for one in attention.ULYSSES_KEYS)  # verl refuses what is not a number
     exchange = attention.without_exchange(name, ranks, device)
     return [one for one in (attention.without_kernel(name, device), exchange) if one]

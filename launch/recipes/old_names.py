@@ -59,6 +59,18 @@ GROUPS = {
     "rollout.send": "send",
     "training.precision": "precision",
 }
+SWITCHES = {
+    "training.fp8.param_gather": (
+        f"{TRANSFORMER}.fp8_param={{value}}",
+        f"{DATA_PARALLEL}.fp8_param_gather={{value}}",
+        f"{OPTIMIZER}.fp8_recipe=${{{{{TRANSFORMER}.fp8_recipe}}}}",
+    ),
+    "training.offload": (
+        f"{ACTOR}.{{engine}}.param_offload={{value}}",
+        f"{ACTOR}.{{engine}}.optimizer_offload={{value}}",
+    ),
+    "training.reference_offload": (f"{REFERENCE}.{{engine}}.param_offload={{value}}",),
+}
 
 
 def translated(changes: Sequence[str], base: Callable[[], Recipe]) -> tuple[list[str], list[str]]:
@@ -124,43 +136,16 @@ def _new(fields: Mapping[str, Any], base: Recipe, backend: str) -> Iterator[str]
             yield f"{rest}={text(value)}"
         elif root in (*NODE, "data"):
             yield f"recipe.{name}={text(value)}"
-        elif name in TRAINING:
-            yield from TRAINING[name]("megatron" if backend == "megatron" else "fsdp_config", value)
+        elif name in SWITCHES:
+            engine = "megatron" if backend == "megatron" else "fsdp_config"
+            yield from (one.format(engine=engine, value=text(value)) for one in SWITCHES[name])
+        elif name == "training.cpu_adam":
+            yield f"optimizer={'cpu' if value else 'device'}"
+        elif name == "training.routing_replay":
+            yield f"{ROLLOUT}.enable_rollout_routing_replay={text(value)}"
+            yield f"{MEGATRON}.router_replay.mode={'R3' if value else 'disabled'}"
         elif name not in ("devices_per_node", "rollout.apart", "correction", "correction.bypass") and value is not None:
             raise LaunchError(f"--set {name}: there is no such field: ./run.sh recipe show prints all settings")
-
-
-def _param_gather(_: str, value: bool) -> Iterator[str]:
-    yield f"{TRANSFORMER}.fp8_param={text(value)}"
-    yield f"{DATA_PARALLEL}.fp8_param_gather={text(value)}"
-    yield f"{OPTIMIZER}.fp8_recipe=${{{TRANSFORMER}.fp8_recipe}}"
-
-
-def _cpu_adam(_: str, value: bool) -> Iterator[str]:
-    yield f"optimizer={'cpu' if value else 'device'}"
-
-
-def _offload(engine: str, value: bool) -> Iterator[str]:
-    yield f"{ACTOR}.{engine}.param_offload={text(value)}"
-    yield f"{ACTOR}.{engine}.optimizer_offload={text(value)}"
-
-
-def _reference_offload(engine: str, value: bool) -> Iterator[str]:
-    yield f"{REFERENCE}.{engine}.param_offload={text(value)}"
-
-
-def _routing_replay(_: str, value: bool) -> Iterator[str]:
-    yield f"{ROLLOUT}.enable_rollout_routing_replay={text(value)}"
-    yield f"{MEGATRON}.router_replay.mode={'R3' if value else 'disabled'}"
-
-
-TRAINING: dict[str, Callable[[str, bool], Iterator[str]]] = {
-    "training.fp8.param_gather": _param_gather,
-    "training.cpu_adam": _cpu_adam,
-    "training.offload": _offload,
-    "training.reference_offload": _reference_offload,
-    "training.routing_replay": _routing_replay,
-}
 
 
 def _devices(fields: Mapping[str, Any], base: Recipe) -> Iterator[str]:
@@ -184,9 +169,9 @@ def _correction(fields: Mapping[str, Any], base: Recipe) -> Iterator[str]:
         raise LaunchError(
             f"--set qat={qat}: choose what corrects the rollouts, too: --set correction=null, or -- correction=token"
         )
-    old = base.correction
-    bypass = fields.get("correction.bypass", old.bypass if old else False)
-    if parts and (old is None or bypass != old.bypass):
-        yield f"correction={'bypass' if bypass else 'token'}"
+    bypass = base.bypass and base.correction is not None
+    chosen = fields.get("correction.bypass", bypass)
+    if parts and (base.correction is None or chosen != bypass):
+        yield f"correction={'bypass' if chosen else 'token'}"
     elif "correction" in fields:
         yield "correction=none"

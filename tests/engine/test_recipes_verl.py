@@ -241,9 +241,8 @@ def attention(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_fp8_values_are_megatrons():
-    from launch.recipes.fields import Fp8
-
     transformer = get_type_hints(megatron_classes()[TRANSFORMER])
-    for ours, theirs in (("format", "fp8"), ("recipe", "fp8_recipe")):
-        valid = {value for kind in get_args(transformer[theirs]) for value in get_args(kind)}
-        assert set(get_args(Fp8.model_fields[ours].annotation)) <= valid
+    for name in ("fp8", "fp8_recipe"):
+        valid = {value for kind in get_args(transformer[name]) for value in get_args(kind)}
+        kinds = get_args(Recipe.model_fields[name].annotation)
+        assert {value for kind in kinds for value in get_args(kind) or [kind]} - {type(None)} <= valid

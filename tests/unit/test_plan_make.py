@@ -18,7 +18,7 @@ from launch.cluster.inventory import Inventory, Ports
 from launch.plan import NodePlan, job
 from launch.plan.job import places
 from launch.plan.start import ASCEND_ADDRESSES, NPU_SMI, RDMA_DEVICES, start_line
-from launch.recipes import Paths, load, resolve
+from launch.recipes import load, resolve
 
 
 def said(**arguments) -> str:
@@ -136,9 +136,8 @@ def test_task_queue_follows_the_graph_mode():
     ],
 )
 def test_collectives_run_on_vector_cores_where_an_engine_of_one_host_shares_layers(recipe, extra, mode):
-    overrides = [*resolve(load(recipe), Paths("m", "d", "o")).overrides]
-    overrides += [f"actor_rollout_ref.rollout.{one}" for one in extra]
-    assert job.values(overrides, Ports())["expansion"] == mode
+    changed = load(recipe, [f"actor_rollout_ref.rollout.{one}" for one in extra])
+    assert job.values(changed, Ports())["expansion"] == mode
 
 
 def test_a_recipe_for_gpus_that_extends_one_for_npus_has_nothing_of_hccl(tmp_path: Path):

@@ -163,9 +163,11 @@ def counted(name: str) -> tuple[float, float, float, float]:
     whole, devices, tokens = dense + experts, recipe.devices, recipe.setting(f"{ACTOR}.ppo_max_token_len_per_gpu")
     logits = tokens * vocabulary * 10
     states = 16 * whole / devices
-    if parallel := recipe.parallel:
-        mine = dense / (parallel.tensor * parallel.pipeline) + experts / (parallel.expert * parallel.pipeline)
-        states, logits = 6 * mine + 12 * whole / devices, logits / parallel.tensor
+    if recipe.backend == "megatron":
+        sizes = [f"{ACTOR}.megatron.{kind}_model_parallel_size" for kind in ("tensor", "pipeline", "expert")]
+        tensor, pipeline, expert = map(recipe.setting, sizes)
+        mine = dense / (tensor * pipeline) + experts / (expert * pipeline)
+        states, logits = 6 * mine + 12 * whole / devices, logits / tensor
     replicas = devices // recipe.rollout.tensor_parallel
     kept = 2 * whole  # of one engine in BF16, the larger twin
     host = 12 * whole * waits(recipe, ACTOR) + 4 * whole * waits(recipe, REFERENCE) + replicas * kept
