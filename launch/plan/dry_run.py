@@ -93,7 +93,7 @@ def described(plan: Plan, answers: Sequence[Answer]) -> dict[str, Any]:
         "out": plan.out,
         "notes": plan.notes,
         "hosts": [host(plan, node, answer) for node, answer in zip(plan.nodes, answers, strict=True)],
-        "job": job(next(node.job for node in plan.nodes if node.job)),
+        "job": job(plan.job),
     }
 
 

@@ -1,6 +1,6 @@
 """Makes the plan of a run, which says what happens on each host, from a recipe, an inventory and the user's shell.
 
-First it checks that recipe, inventory and paths fit together; one function per subject yields the problems.
+First it checks that recipe, inventory and paths fit together.
 """
 
 import secrets
@@ -19,7 +19,6 @@ from launch.plan.imports import imports
 from launch.plan.job import columns, needs, saving, under
 from launch.plan.start import container_name, start_line
 from launch.recipes import Paths, Recipe, resolve
-from launch.recipes.overrides import environment
 from launch.recipes.stacks import pins
 
 
@@ -154,8 +153,6 @@ def notes(
             f"variables of this shell that are not passed to other hosts: {', '.join(names)}: each names a host's own "
             "NIC, address or devices. Write it under the host in the inventory"
         )
-    if left_out := sorted(recipe.environment.keys() - environment(recipe)):
-        lines.append(f"not set, since stack {recipe.stack} has no NPUs: {', '.join(left_out)} of the recipe")
     if of_hub(paths.model):
         lines.append(f"the model {paths.model} is a hub id: each host uses its own cache, or downloads it")
     if recipe.data.train == recipe.data.validation:
@@ -168,53 +165,34 @@ def notes(
     return lines
 
 
-def problems(recipe: Recipe, inventory: Inventory, paths: Paths) -> list[str]:
-    """List all conflicts between recipe, inventory and paths, one line each, with the fix."""
-    subjects = (_stack, _hosts, _devices, _shared, _mounted)
-    return [problem for subject in subjects for problem in subject(recipe, inventory, paths)]
-
-
-def _stack(recipe: Recipe, inventory: Inventory, _: Paths) -> Iterator[str]:
+def problems(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str]:
+    """Yield all conflicts between recipe, inventory and paths, one line each, with the fix."""
+    hosts = inventory.hosts[: recipe.nodes]
     if recipe.stack != inventory.stack:
         yield (
             f"stack: the recipe {recipe.name} is for {recipe.stack}, but the inventory's hosts have {inventory.stack}: "
             f"choose another recipe, or try -- stack={inventory.stack}"
         )
-
-
-def _hosts(recipe: Recipe, inventory: Inventory, _: Paths) -> Iterator[str]:
-    there = len(inventory.hosts)
-    if recipe.nodes > there:
+    if recipe.nodes > len(hosts):
         yield (
-            f"nodes: the recipe {recipe.name} needs {recipe.nodes} hosts, but there is {there}: name more with "
-            f"--cluster, or use fewer with -- trainer.nnodes={there}"
+            f"nodes: the recipe {recipe.name} needs {recipe.nodes} hosts, but there is {len(hosts)}: name more with "
+            f"--cluster, or use fewer with -- trainer.nnodes={len(hosts)}"
         )
-
-
-def _devices(recipe: Recipe, inventory: Inventory, _: Paths) -> Iterator[str]:
-    for host in inventory.hosts[: recipe.nodes]:
+    for host in hosts:
         there = len(host.devices) if isinstance(host.devices, list) else host.devices
         if there != "auto" and there < recipe.devices_per_node:
             yield (
                 f"devices: the recipe {recipe.name} needs {recipe.devices_per_node} on each host, but the inventory "
                 f"gives {host.address} {there}: give it more, or use fewer with -- trainer.n_gpus_per_node={there}"
             )
-
-
-def _shared(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str]:
-    if min(recipe.nodes, len(inventory.hosts)) > 1 and not under(paths.out, inventory.shared):
+    if len(hosts) > 1 and not under(paths.out, inventory.shared):
         folders = ", ".join(inventory.shared) or "none in this inventory"
         yield (
             f"--out {paths.out}: checkpoints of several hosts must be in a folder that all of them share (`shared` in "
             f"the inventory: {folders})"
         )
-
-
-def _mounted(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str]:
-    if inventory.image is None:
-        return
     inside = [mount.split(":")[1].rstrip("/") for mount in inventory.mounts]
-    for path in [paths.out, *needs(recipe, paths)]:
+    for path in [paths.out, *needs(recipe, paths)] if inventory.image else []:
         if not under(path, inside):
             yield (
                 f"{path}: the container does not mount this path: add it to `mounts` in the inventory, as {path}:{path}"
@@ -222,7 +200,7 @@ def _mounted(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str
 
 
 def attention_problems(recipe: Recipe) -> list[str]:
-    """List problems of the trainer's attention; none with Megatron, which does not use transformers' attention.
+    """Return the problems of the trainer's attention; none with Megatron, which does not use transformers' attention.
 
     This is checked for every stack, since with verl's own entry point, as on ascend-cann8.5, nothing else checks it
     before training.

@@ -168,13 +168,9 @@ def _paths(recipe: Recipe) -> Iterator[str]:
 
 
 def _version(recipe: Recipe) -> Iterator[str]:
-    verl, told = verl_of(recipe.stack), {}
-    for key, value in leaves(recipe.verl):
-        if part := verl.lacks(key):
-            told.setdefault(part, {})[key] = value
-    for part, tree in told.items():
-        if tree.get(f"{part}.enable", True):
-            yield (
-                f"{next(iter(tree))}: verl {verl.name}, of stack {recipe.stack}, has no {verl.absent[part]}: use "
-                f"another stack, or disable it: {part}.enable=false"
-            )
+    verl, switch = verl_of(recipe.stack), "algorithm.filter_groups.enable"
+    if verl.lacks(switch) and recipe.setting(switch):
+        yield (
+            f"{switch}: verl {verl.name}, of stack {recipe.stack}, has no dynamic sampling: use another stack, or "
+            f"disable it: {switch}=false"
+        )
