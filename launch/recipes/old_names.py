@@ -20,7 +20,6 @@ from ascend_quant.recipes.keys import (
     OPTIMIZER,
     OURS,
     QUANTIZATION,
-    REFERENCE,
     ROLLOUT,
     TRANSFORMER,
 )
@@ -42,6 +41,8 @@ PLAIN = {
     "rollout.max_response_length": "data.max_response_length",
     "rollout.n": f"{ROLLOUT}.n",
     "training.sequence_parallel": f"{ACTOR}.ulysses_sequence_parallel_size",
+    "training.offload": "recipe.offload",
+    "training.reference_offload": "recipe.reference_offload",
     "training.parallel.tensor": f"{MEGATRON}.tensor_model_parallel_size",
     "training.parallel.pipeline": f"{MEGATRON}.pipeline_model_parallel_size",
     "training.parallel.context": f"{MEGATRON}.context_parallel_size",
@@ -58,18 +59,6 @@ GROUPS = {
     "rollout.kv_cache": "kv",
     "rollout.send": "send",
     "training.precision": "precision",
-}
-SWITCHES = {
-    "training.fp8.param_gather": (
-        f"{TRANSFORMER}.fp8_param={{value}}",
-        f"{DATA_PARALLEL}.fp8_param_gather={{value}}",
-        f"{OPTIMIZER}.fp8_recipe=${{{{{TRANSFORMER}.fp8_recipe}}}}",
-    ),
-    "training.offload": (
-        f"{ACTOR}.{{engine}}.param_offload={{value}}",
-        f"{ACTOR}.{{engine}}.optimizer_offload={{value}}",
-    ),
-    "training.reference_offload": (f"{REFERENCE}.{{engine}}.param_offload={{value}}",),
 }
 
 
@@ -92,8 +81,7 @@ def translated(changes: Sequence[str], base: Callable[[], Recipe]) -> tuple[list
             others.append(change)
     if not fields:
         return [], others
-    backend = next((one[8:] for one in reversed(others) if one.startswith("backend=")), None)
-    made = list(_new(fields, base(), backend or base().backend))
+    made = list(_new(fields, base()))
     _tell(tuple(made))
     return made, others
 
@@ -121,7 +109,7 @@ def _tell(made: tuple[str, ...]) -> None:
     print(f"old names in --set, which 0.3 refuses: write -- {written}", file=sys.stderr)
 
 
-def _new(fields: Mapping[str, Any], base: Recipe, backend: str) -> Iterator[str]:
+def _new(fields: Mapping[str, Any], base: Recipe) -> Iterator[str]:
     """Yield the Hydra overrides for which old fields stand."""
     yield from _correction(fields, base)
     yield from _devices(fields, base)
@@ -136,9 +124,10 @@ def _new(fields: Mapping[str, Any], base: Recipe, backend: str) -> Iterator[str]
             yield f"{rest}={text(value)}"
         elif root in (*NODE, "data"):
             yield f"recipe.{name}={text(value)}"
-        elif name in SWITCHES:
-            engine = "megatron" if backend == "megatron" else "fsdp_config"
-            yield from (one.format(engine=engine, value=text(value)) for one in SWITCHES[name])
+        elif name == "training.fp8.param_gather":
+            yield f"{TRANSFORMER}.fp8_param={text(value)}"
+            yield f"{DATA_PARALLEL}.fp8_param_gather={text(value)}"
+            yield f"{OPTIMIZER}.fp8_recipe=${{{TRANSFORMER}.fp8_recipe}}"
         elif name == "training.cpu_adam":
             yield f"optimizer={'cpu' if value else 'device'}"
         elif name == "training.routing_replay":
