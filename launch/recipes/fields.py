@@ -26,14 +26,10 @@ def of(key: str, default: Any = ...) -> Any:
     return Field(default, validation_alias=key)
 
 
-class Settings(Fields):
-    """Base of fields that are read from verl settings, by their dotted keys; other settings are ignored."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class Rollout(Settings):
+class Rollout(Fields):
     """Fields of the rollout engine: vLLM, whose weights are re-quantized in place at every sync.
+
+    They are read from verl settings, by their dotted keys; other settings are ignored.
 
     Attributes:
         scheme: name of a scheme in `ascend_quant.schemes`.
@@ -51,6 +47,8 @@ class Rollout(Settings):
         max_prompt_length, max_response_length: maximum lengths in tokens.
         n: number of samples per prompt.
     """
+
+    model_config = ConfigDict(extra="ignore")
 
     scheme: SchemeName = of(f"{QUANTIZATION}.scheme", "bf16")
     ignore: list[Said] = of(f"{QUANTIZATION}.ignore", [])
