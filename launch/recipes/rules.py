@@ -39,7 +39,7 @@ def problems(recipe: Recipe) -> list[str]:
     """List the problems of a recipe whose fields are valid one by one."""
     subjects = (
         *(_served, _older_verl, _fp8_training, _exact, _routing_replay, _apart),
-        *(_parallel, _micro_batch, _correction, refused, _paths, _version),
+        *(_parallel, _micro_batch, _correction, refused, _paths),
     )
     return [problem for subject in subjects for problem in subject(recipe)]
 
@@ -57,10 +57,15 @@ def _served(recipe: Recipe) -> Iterator[str]:
 
 
 def _older_verl(recipe: Recipe) -> Iterator[str]:
-    """Yield our trainer options that nothing reads, because the stack uses verl's own entry point."""
-    verl, rollout = verl_of(recipe.stack), recipe.rollout
+    """Yield what the stack's verl lacks, and our trainer options, which its own entry point does not read."""
+    verl, rollout, sampling = verl_of(recipe.stack), recipe.rollout, "algorithm.filter_groups.enable"
     if verl is RELEASE:
         return
+    if recipe.setting(sampling):
+        yield (
+            f"{sampling}: verl {verl.name}, of stack {recipe.stack}, has no dynamic sampling: use another stack, or "
+            f"disable it: {sampling}=false"
+        )
     for name, value, without in (("send", rollout.send, "bf16"), ("qat", recipe.qat, None)):
         if value != without:
             yield f"{name}: {value} on stack {recipe.stack}, whose verl {verl.name} does not read it: leave it out"
@@ -165,12 +170,3 @@ def _paths(recipe: Recipe) -> Iterator[str]:
     for key, value in settings(recipe, paths_of(recipe, None, recipe.data.folder, recipe.out)).items():
         if recipe.setting(key) != value:
             yield f"{key}: is chosen when the run starts: give {CHOSEN[key]}"
-
-
-def _version(recipe: Recipe) -> Iterator[str]:
-    verl, switch = verl_of(recipe.stack), "algorithm.filter_groups.enable"
-    if verl.lacks(switch) and recipe.setting(switch):
-        yield (
-            f"{switch}: verl {verl.name}, of stack {recipe.stack}, has no dynamic sampling: use another stack, or "
-            f"disable it: {switch}=false"
-        )
