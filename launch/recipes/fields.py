@@ -75,6 +75,7 @@ class Recipe(Node):
             int8_exact, the whole forward pass equals an int8 engine's bit for bit.
         correction: whether there is one importance weight per token, or per sequence; None without weights, as with
             int8_exact, where the engine's and the trainer's policies are equal.
+        threshold: value to which larger weights are clipped.
         bypass: whether the rollout's log-probabilities are used as the old policy's. Then no forward pass computes
             them, and the loss is the plain policy gradient instead of PPO's clipped loss.
         sequence_parallel: number of devices that share a sequence (Ulysses); FSDP2 only.
@@ -93,6 +94,7 @@ class Recipe(Node):
     rollout: Rollout
     qat: str | None = of(f"{OURS}.qat", None)
     correction: Literal["token", "sequence"] | None = of(f"{CORRECTION}.rollout_is", None)
+    threshold: Annotated[float, Field(gt=0)] | None = of(f"{CORRECTION}.rollout_is_threshold", None)
     bypass: bool = of(f"{CORRECTION}.bypass_mode", False)
     sequence_parallel: Count = of(f"{ACTOR}.ulysses_sequence_parallel_size", 1)
     fp8: Literal["e4m3", "hybrid"] | None = of(f"{TRANSFORMER}.fp8", None)

@@ -84,6 +84,7 @@ def test_an_unknown_name_is_told_the_nearest():
         ("stack=cuda12", "cuda12 … cuda13"),
         ("trainer.nnodes='2'", "trainer.nnodes: '2' is wrong"),
         (f"{ROLLOUT}.gpu_memory_utilization=1.5", "gpu_memory_utilization: 1.5 is wrong"),
+        ("algorithm.rollout_correction.rollout_is_threshold=0", "rollout_is_threshold: 0 is wrong"),
         (f"{ROLLOUT}.n=many", f"{ROLLOUT}.n: 'many' is wrong"),
         ("~trainer.nnodes", "trainer.nnodes: is missing"),
         ("recipe.model.folder=one/start", "recipe.model: … hub, or folder"),
@@ -117,7 +118,7 @@ def test_a_recipe_is_laid_over_others_of_the_user_and_shipped_ones(tmp_path: Pat
     assert (recipe.rollout.max_prompt_length, recipe.rollout.max_response_length) == (20, 32)
     assert (
         recipe.setting(f"{ROLLOUT}.max_model_len") == 52
-        and recipe.setting("algorithm.rollout_correction.rollout_is_threshold") == 2.0
+        and recipe.threshold == 2.0
     )
     for base in ("addition-int8", "/recipe/addition-int8"):
         shipped, own = load("addition-int8"), load(above(tmp_path, "own", [base], {"data": {"max_prompt_length": 9}}))
