@@ -80,7 +80,7 @@ def places(
     data: str | None = None,
     out: str | None = None,
 ) -> Paths:
-    """Return the paths of a run, by default in the project's folder or the inventory's first shared folder.
+    """Return the paths of a run, by default in the current folder, the project's on other hosts, or a shared one.
 
     Args:
         local: whether the head is this machine.
@@ -88,7 +88,7 @@ def places(
     Raises:
         LaunchError: a path is not given and has no default.
     """
-    here = working_folder(inventory, local)
+    here = os.getcwd() if local and inventory.image is None else project_of(inventory)
     data = f"{_folder('--data', here, *inventory.shared)}/data" if data is None else os.path.abspath(data)
     out = f"{_folder('--out', *inventory.shared, here)}/runs/{run}" if out is None else os.path.abspath(out)
     return paths_of(recipe, model and place(model), data, out)
@@ -100,11 +100,6 @@ def _folder(option: str, *folders: str | None) -> str:
             f"{option} is required: the inventory names an image, but neither a project nor shared folders"
         )
     return found
-
-
-def working_folder(inventory: Inventory, local: bool) -> str | None:
-    """Return the default folder for data and output: the current one, or the project's folder on other hosts."""
-    return os.getcwd() if local and inventory.image is None else project_of(inventory)
 
 
 def project_of(inventory: Inventory) -> str | None:
