@@ -81,9 +81,9 @@ class Arm:
         settings["scheme"] = scheme_of(self.scheme)
         if is_exact(self.scheme):
             settings["correction"] = "exact"
-        elif recipe.is_exact and self.scheme != recipe.qat_scheme:
+        elif recipe.is_exact and self.scheme != "int8":
             settings["correction"] = "token"
-        elif recipe.qat_scheme not in (None, self.scheme):
+        elif not recipe.is_exact and recipe.qat not in (None, self.scheme):
             settings[f"{OURS}.qat"] = self.scheme
         return settings
 
