@@ -116,10 +116,7 @@ def test_a_recipe_is_laid_over_others_of_the_user_and_shipped_ones(tmp_path: Pat
     recipe = load(top)
     assert recipe.verl["trainer_of_mine"] == {"b": 3, "c": 2, "list": ["z"]}
     assert (recipe.rollout.max_prompt_length, recipe.rollout.max_response_length) == (20, 32)
-    assert (
-        recipe.setting(f"{ROLLOUT}.max_model_len") == 52
-        and recipe.threshold == 2.0
-    )
+    assert recipe.setting(f"{ROLLOUT}.max_model_len") == 52 and recipe.threshold == 2.0
     for base in ("addition-int8", "/recipe/addition-int8"):
         shipped, own = load("addition-int8"), load(above(tmp_path, "own", [base], {"data": {"max_prompt_length": 9}}))
         assert own.data == shipped.data and own.rollout.max_prompt_length == 9
