@@ -194,7 +194,7 @@ def start_of(cell: Cell, folder: Path) -> dict[str, str]:
 
     seed, told = folder / f"start-seed{cell.seed}", cell.choices()
     if not (seed / "start").exists():
-        make_start(told, seed / "making", lambda done: None)
+        make_start(told, seed / "making")
         (seed / "making").rename(seed / "start")  # never half a model under this name
     data = seed / f"prompts{told.prompts}.parquet"
     write_parquet(data, told.prompts, cell.seed, told.setup.task)

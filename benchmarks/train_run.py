@@ -81,9 +81,9 @@ class Arm:
         settings["scheme"] = scheme_of(self.scheme)
         if is_exact(self.scheme):
             settings["correction"] = "exact"
-        elif recipe.is_exact and self.scheme != recipe.qat_scheme:
+        elif recipe.is_exact and self.scheme != "int8":
             settings["correction"] = "token"
-        elif recipe.qat_scheme not in (None, self.scheme):
+        elif not recipe.is_exact and recipe.qat not in (None, self.scheme):
             settings[f"{OURS}.qat"] = self.scheme
         return settings
 
@@ -129,10 +129,10 @@ def settings_for(recipe: Recipe, devices: int, prompt: int, answer: int, tensor_
         settings[f"{ACTOR}.ulysses_sequence_parallel_size"] = shared_by
     if (tokens := recipe.setting(TOKENS)) is not None:
         settings[TOKENS] = max(tokens, -(-(prompt + answer) // shared_by))
-    if recipe.parallel is not None:
-        degrees = {"tensor_model": min(recipe.parallel.tensor, devices), "pipeline_model": 1, "context": 1}
-        degrees["expert_model"] = min(recipe.parallel.expert, devices)
-        settings |= {f"{MEGATRON}.{name}_parallel_size": degree for name, degree in degrees.items()}
+    if recipe.backend == "megatron":
+        keys = [f"{MEGATRON}.{name}_parallel_size" for name in ("tensor_model", "expert_model")]
+        settings |= {key: min(recipe.setting(key), devices) for key in keys}
+        settings |= {f"{MEGATRON}.{name}_parallel_size": 1 for name in ("pipeline_model", "context")}
         if recipe.setting(LAST_STAGE):
             settings[LAST_STAGE] = None
     return settings

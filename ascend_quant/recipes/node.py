@@ -77,6 +77,8 @@ class Node(Fields):
         data: the data.
         memory: memory that the run needs.
         out: output folder, which contains the checkpoints.
+        offload: whether the trainer's weights and optimizer states wait in host memory while the engine generates.
+        reference_offload: whether the reference policy's weights wait in host memory.
         environment: variables for every process, which override those of the stack.
         files: paths of files for the job's working directory, by their names there.
         ranks_for_graphs: minimum expert-parallel size with which the stack's vLLM serves experts with graph capture.
@@ -89,6 +91,8 @@ class Node(Fields):
     data: Data
     memory: Memory
     out: Said
+    offload: bool = False
+    reference_offload: bool = False
     environment: dict[str, str] = {}
     files: dict[str, str] = {}
     ranks_for_graphs: Count = 1

@@ -6,7 +6,7 @@ from launch import ROOT, LaunchError
 from launch.cluster_files.task import image
 from launch.environment.variables import secret
 from launch.ray_jobs.plan import environment
-from launch.recipes import Paths, Recipe, resolve
+from launch.recipes import Recipe
 
 FILE = ROOT / "docker" / "compose.yaml"
 SERVICES = {"cpu": "cpu", "cuda13": "cuda"}
@@ -22,8 +22,7 @@ def compose(recipe: Recipe, model: str | None) -> dict[str, Any]:
         raise LaunchError(
             f"{recipe.name} needs {recipe.nodes} hosts, Compose has one: use --set trainer.nnodes=1, or train"
         )
-    resolved = resolve(recipe, Paths(model or "", "/work/data", "/work/runs"))
-    variables = environment(recipe.stack, resolved.overrides, resolved.environment, {})
+    variables = environment(recipe, {})
     service = {
         "extends": {"file": str(FILE), "service": SERVICES.get(recipe.stack) or f"ascend-{image(recipe)[-2:]}"},
         "command": ["train", recipe.name, *(["--model", model] if model else [])],

@@ -42,12 +42,12 @@ def task(recipe: Recipe, model: str | None, data: str | None, out: str | None, a
     resolved = resolve(recipe, paths)
     if resolved.files:
         raise LaunchError(f"{recipe.name} needs its files {', '.join(resolved.files)} on the nodes: use train instead")
-    values = jobs.values(resolved.overrides, Ports()) | OF_NODE | {"address": address, "nic": nic}
+    values = jobs.values(recipe, Ports()) | OF_NODE | {"address": address, "nic": nic}
     settings = node_environment(recipe.stack, values, [("recipe", resolved.environment)])
     found = {one.name: one.value for one in settings if one.name not in OF_DEVICES}
     job = jobs.job(recipe.name, resolved, [("file", found)], restarts=1, paths=paths)
     of_node = {name: value for name, value in found.items() if name in OF_HOST}
-    shared = [path for path in (paths.out, *jobs.needs(recipe, paths, resolved.overrides)) if path.startswith("/")]
+    shared = [path for path in (paths.out, *jobs.needs(recipe, paths)) if path.startswith("/")]
     return Task(
         recipe,
         ["python", *job.entrypoint],

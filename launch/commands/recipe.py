@@ -130,26 +130,16 @@ def data(
 
     Exit status: 0 on success; 1 if the data set is not available, or differs from the published one; 2 for wrong usage.
     """
-    from rich.console import Console
-    from rich.progress import TaskID
-
-    from ascend_quant.terminal.progress import Bars
+    from ascend_quant.terminal.progress import waiting
     from launch import LaunchError
     from launch.inputs.data import prepare
 
     if source and name is DataName.addition:
         fail(f"--from {source}: addition is generated, not copied: remove --from", WRONG_USE)
-    with Bars(console=Console(stderr=True)) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def tell(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what)
-            bars.update(tasks[what], completed=done, total=total)
-
-        try:
-            lines = prepare(name.value, Path(source) if source else None, Path(target), tell)
-        except LaunchError as error:
-            fail(str(error), FAILED)
+    try:
+        with waiting(f"preparing {name.value}"):
+            lines = prepare(name.value, Path(source) if source else None, Path(target))
+    except LaunchError as error:
+        fail(str(error), FAILED)
     for line in lines:
         typer.echo(line)

@@ -171,10 +171,10 @@ def show(plan: "Plan", as_json: bool) -> int:
     from launch import LaunchError
     from launch.cluster.transport import ask
     from launch.plan.dry_run import ask_all, described, text
-    from launch.plan.validate import verl_problems
+    from launch.plan.validate import problems_of
 
     with waiting("asking verl, then the hosts"):
-        found, unchecked = verl_problems(plan)
+        found, unchecked = problems_of(plan.inventory.stack, plan.job.entrypoint)
         if found:
             raise LaunchError("\n".join(found))
         if unchecked:

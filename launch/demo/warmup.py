@@ -20,7 +20,7 @@ from launch.demo.training import Choices
 IGNORED = -100
 
 
-def make_start(choices: Choices, folder: Path, on_update: Callable[[int], None]) -> float:
+def make_start(choices: Choices, folder: Path, on_update: Callable[[int], None] = lambda done: None) -> float:
     """Train the BF16 checkpoint from which all arms start, save it, and return its sampled accuracy.
 
     Raises:

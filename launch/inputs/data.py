@@ -8,7 +8,7 @@ of verl's default reward (0.9.1 and older).
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -23,7 +23,6 @@ GSM8K, DAPO, AIME = "openai/gsm8k", "BytedTsinghua-SIA/DAPO-Math-17k", "BytedTsi
 ASK = 'Work it out step by step, then give the final answer as a number after "#### ".'
 NUMBER = r"####\s*(-?(?:[0-9][0-9,]*\.?[0-9]*|\.[0-9]+))\s*$"
 
-Progress = Callable[[str, int, int], None]  # description, finished and total amount
 Row = dict[str, Any]
 RowModel = TypeVar("RowModel", bound=BaseModel)
 Text = Annotated[str, StringConstraints(pattern=r"\S")]
@@ -56,7 +55,7 @@ class Problem(BaseModel):
     extra_info: dict[str, Any] | None
 
 
-def prepare(name: str, source: Path | None, target: Path, progress: Progress = lambda *_: None) -> list[str]:
+def prepare(name: str, source: Path | None, target: Path) -> list[str]:
     """Write a data set into `target`, replacing an earlier one; return a description of what was written.
 
     The same source gives the same bytes.
@@ -70,8 +69,8 @@ def prepare(name: str, source: Path | None, target: Path, progress: Progress = l
     """
     try:
         if name == "addition":
-            return addition(target, progress)
-        return (gsm8k if name == "gsm8k" else dapo_math)(source, target, progress)
+            return addition(target)
+        return (gsm8k if name == "gsm8k" else dapo_math)(source, target)
     except OSError as error:
         why = error.strerror or str(error)
         raise LaunchError(
@@ -79,7 +78,7 @@ def prepare(name: str, source: Path | None, target: Path, progress: Progress = l
         ) from error
 
 
-def addition(target: Path, progress: Progress) -> list[str]:
+def addition(target: Path) -> list[str]:
     """Write addition/train.parquet, addition/test.parquet and the model addition/start, for the recipes addition-*.
 
     This is the demo's task, with a model for any device. Hosts may each generate their own copy, since the files are
@@ -91,17 +90,17 @@ def addition(target: Path, progress: Progress) -> list[str]:
 
     setup = replace(training.DEMO, shape=TINY_ON_NPUS)
     choices = training.Choices((), training.load_recipe()["trainer"]["total_training_steps"], SEED, "qwen2", setup)
-    task, updates = choices.setup.task, choices.setup.warm_up.updates
+    task = choices.setup.task
     folder = target / "addition"
     made = [
         write(folder / f"{name}.parquet", verl_rows(prompts, SEED, task))
         for name, prompts in (("train", choices.prompts), ("test", len(task.exam())))
     ]
-    right = make_start(choices, folder / "start", lambda done: progress("warm-up", done, updates))
+    right = make_start(choices, folder / "start")
     return [*made, f"{folder / 'start'}: a Qwen2 model that answers {right:.0%} right"]
 
 
-def gsm8k(source: Path | None, target: Path, progress: Progress) -> list[str]:
+def gsm8k(source: Path | None, target: Path) -> list[str]:
     """Write gsm8k/train.parquet and gsm8k/test.parquet, with 7473 and 1319 rows.
 
     The other configuration, socratic, has the same problems with solutions as questions, and is not used.
@@ -109,7 +108,7 @@ def gsm8k(source: Path | None, target: Path, progress: Progress) -> list[str]:
     made = []
     for split in ("train", "test"):
         rows = []
-        for index, one in enumerate(rows_of(files_of(GSM8K, source, "main", split), Solution, progress)):
+        for index, one in enumerate(rows_of(files_of(GSM8K, source, "main", split), Solution)):
             answer = re.search(NUMBER, one.answer)[1].replace(",", "")
             extra = {"split": split, "index": index, "question": one.question, "answer": one.answer}
             rows.append(verl_row(GSM8K, f"{one.question} {ASK}", answer, extra))
@@ -117,7 +116,7 @@ def gsm8k(source: Path | None, target: Path, progress: Progress) -> list[str]:
     return made
 
 
-def dapo_math(source: Path | None, target: Path, progress: Progress) -> list[str]:
+def dapo_math(source: Path | None, target: Path) -> list[str]:
     """Write dapo-math-17k/train.parquet for training and aime-2024/test.parquet for validation; a copy has both sets.
 
     They are published with many copies of each row (100 and 32). Here each problem is written once, in the order of the
@@ -128,7 +127,7 @@ def dapo_math(source: Path | None, target: Path, progress: Progress) -> list[str
         (DAPO, "dapo-math-17k", "math_dapo", "train"),
         (AIME, "aime-2024", "aime_2024", "test"),
     ):
-        rows, notes = once(name, data_source, rows_of(files_of(repository, source, "data", name), Problem, progress))
+        rows, notes = once(name, data_source, rows_of(files_of(repository, source, "data", name), Problem))
         made += [write(target / name / f"{split}.parquet", rows), *notes]
     return made
 
@@ -202,7 +201,7 @@ def _how(repository: str) -> str:
     )
 
 
-def rows_of(files: list[Path], model: type[RowModel], progress: Progress) -> Iterator[RowModel]:
+def rows_of(files: list[Path], model: type[RowModel]) -> Iterator[RowModel]:
     """Yield the rows of all files in order, with only the columns of the row class.
 
     Raises:
@@ -215,12 +214,10 @@ def rows_of(files: list[Path], model: type[RowModel], progress: Progress) -> Ite
     for file in files:
         done = 0
         try:
-            content = ParquetFile(file)
-            for batch in content.iter_batches(columns=list(model.model_fields)):
+            for batch in ParquetFile(file).iter_batches(columns=list(model.model_fields)):
                 for row in batch.to_pylist():
                     yield model.model_validate(row)
                     done += 1
-                progress(f"reading {file.name}", done, content.metadata.num_rows)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))

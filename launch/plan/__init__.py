@@ -166,3 +166,8 @@ class Plan:
     containers: list[str | None]
     local: list[bool]
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def job(self) -> Job:
+        """The job that the head submits."""
+        return next(node.job for node in self.nodes if node.job)

@@ -7,7 +7,7 @@ contains commands that can be pasted into a shell.
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -29,16 +29,12 @@ class Answer:
     """Answer of a host to --dry-run.
 
     Attributes:
-        wire: the host's NIC and address; placeholders if they are not known.
-        devices: comma-separated device numbers, or a placeholder.
-        places: positions of these devices among those that the node sees, in the same form.
+        values: the host's values for the templates of the environment table; placeholders for those not known.
         silent: why there is no answer; None if the host has answered.
         problems: problems that would stop the run on this host.
     """
 
-    wire: Wire
-    devices: str
-    places: str
+    values: dict[str, str]
     silent: str | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -48,35 +44,30 @@ def ask_all(plan: Plan, ask: Ask) -> list[Answer]:
 
     def one(node: NodePlan) -> Answer:
         try:
-            return answer(node, ask(plan, node.host))
+            facts = ask(plan, node.host)
         except LaunchError as error:
-            return unknown(node, " ".join(str(error).splitlines()))
+            return Answer(values(node, {}), " ".join(str(error).splitlines()))
+        return Answer(values(node, facts["chosen"]), problems=facts["problems"])
 
     with ThreadPoolExecutor(len(plan.nodes)) as threads:
         return list(threads.map(one, plan.nodes))
 
 
-def answer(node: NodePlan, facts: dict[str, Any]) -> Answer:
-    """Return the answer of a host, from the values that it chose and the problems that it found."""
-    chosen, words = facts["chosen"], unknown(node, None)
-    return Answer(
-        Wire(**chosen["wire"]) if chosen["wire"] else words.wire,
-        *(getattr(words, name) if chosen[name] is None else joined(chosen[name]) for name in ("devices", "places")),
-        problems=facts["problems"],
-    )
-
-
-def unknown(node: NodePlan, silent: str | None) -> Answer:
-    """Return an answer with placeholders for values that are not known."""
-    nic = f"<NIC with address {node.address}>" if node.nic == "auto" else node.nic
+def values(node: NodePlan, chosen: Mapping[str, Any]) -> dict[str, str]:
+    """Return a host's values for the templates: those that it chose, or else what the plan says of them."""
     try:
         address = str(ip_address(node.address))
     except ValueError:
         address = f"<address of {node.address}>"
-    wire = Wire(nic, address, "ipv6" if ":" in address else "ipv4")
     if isinstance(node.devices, list):
-        return Answer(wire, joined(node.devices), f"<places of {joined(node.devices)} among those there>", silent)
-    return Answer(wire, f"<the first {node.devices} devices>", joined(range(node.devices)), silent)
+        devices = joined(node.devices)
+        places = f"<places of {devices} among those there>"
+    else:
+        devices, places = f"<the first {node.devices} devices>", joined(range(node.devices))
+    nic = f"<NIC with address {node.address}>" if node.nic == "auto" else node.nic
+    known = {name: joined(chosen[name]) for name in ("devices", "places") if chosen.get(name) is not None}
+    planned = {"nic": nic, "address": address, "family": "ipv6" if ":" in address else "ipv4"}
+    return {**planned, "devices": devices, "places": places, **(chosen.get("wire") or {}), **known}
 
 
 def joined(numbers: Iterable[int]) -> str:
@@ -93,7 +84,7 @@ def described(plan: Plan, answers: Sequence[Answer]) -> dict[str, Any]:
         "out": plan.out,
         "notes": plan.notes,
         "hosts": [host(plan, node, answer) for node, answer in zip(plan.nodes, answers, strict=True)],
-        "job": job(next(node.job for node in plan.nodes if node.job)),
+        "job": job(plan.job),
     }
 
 
@@ -102,7 +93,7 @@ def host(plan: Plan, node: NodePlan, answer: Answer) -> dict[str, Any]:
     from launch.cluster.transport import command_of
     from launch.nodes.ray_node import start_command
 
-    number = node.host
+    number, of_host = node.host, answer.values
     devices = len(node.devices) if isinstance(node.devices, list) else node.devices
     return {
         "host": node.address,
@@ -110,24 +101,19 @@ def host(plan: Plan, node: NodePlan, answer: Answer) -> dict[str, Any]:
         "here": plan.local[number],
         "silent": answer.silent,
         "problems": answer.problems,
-        "address": answer.wire.address,
-        "nic": answer.wire.nic,
-        "devices": answer.devices,
+        **{name: of_host[name] for name in ("address", "nic", "devices")},
         "start": shlex.join(command_of(plan, number)),
         "container": plan.containers[number],
         "mounts": mounts(plan.inventory) if plan.containers[number] else [],
         "needs": node.needs,
         "ports": network.needed_ports(node.role, node.ports),
-        "environment": environment(node, answer),
-        "ray": shlex.join(start_command(node, answer.wire, devices)),
+        "environment": environment(node, of_host),
+        "ray": shlex.join(start_command(node, Wire(of_host["nic"], of_host["address"], of_host["family"]), devices)),
     }
 
 
-def environment(node: NodePlan, answer: Answer) -> list[dict[str, str | None]]:
+def environment(node: NodePlan, of_host: Mapping[str, str]) -> list[dict[str, str | None]]:
     """Describe the host's environment variables, without secrets."""
-    wire = answer.wire
-    values = {"address": wire.address, "nic": wire.nic, "family": wire.family}
-    values |= {"devices": answer.devices, "places": answer.places}
     return [
         {
             "name": one.name,
@@ -135,7 +121,7 @@ def environment(node: NodePlan, answer: Answer) -> list[dict[str, str | None]]:
             "source": one.source,
             "instead_of": one.instead_of and shown(one.name, one.instead_of),
         }
-        for one in node_environment(node.stack, {**node.values, **values}, node.layers)
+        for one in node_environment(node.stack, {**node.values, **of_host}, node.layers)
     ]
 
 

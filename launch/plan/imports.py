@@ -6,10 +6,9 @@ Therefore this module lists the imports in advance, from verl 0.9.1's sources. T
 requirements, which are installed with verl, or the requirements of the user's reward file or data.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ascend_quant.recipes.keys import ACTOR, MODEL, ROLLOUT, TRANSFORMER
-from launch.plan.job import last_value
 from launch.recipes import Recipe
 from launch.recipes.stacks import pins
 from launch.recipes.verl import RELEASE, verl_of
@@ -21,18 +20,14 @@ COMPILED = "transformer_engine_torch"  # inside the package in wheels of the cor
 TRACKERS = {"tracking": "wandb", "vemlp_wandb": "volcengine_ml_platform"}
 
 
-def imports(recipe: Recipe, overrides: Sequence[str]) -> list[Import]:
-    """List the modules that a run will import, without duplicates.
-
-    Args:
-        overrides: overrides of verl's settings: the recipe's, then the user's.
-    """
+def imports(recipe: Recipe) -> list[Import]:
+    """List the modules that a run will import, without duplicates."""
     subjects = (_base, _trainer, _rollout, _checkpoint_engine, _trackers)
-    found = [one for subject in subjects for one in subject(recipe, overrides)]
+    found = [one for subject in subjects for one in subject(recipe)]
     return list({(one.module, one.group): one for one in reversed(found)}.values())[::-1]
 
 
-def _base(recipe: Recipe, _: Sequence[str]) -> Iterator[Import]:
+def _base(recipe: Recipe) -> Iterator[Import]:
     install = f"use the image of stack {recipe.stack}, or install its lock"
     for module in ("torch", "transformers", "ray", "verl"):
         yield Import(module, "every run", install)
@@ -40,30 +35,29 @@ def _base(recipe: Recipe, _: Sequence[str]) -> Iterator[Import]:
         yield Import("transfer_queue", "verl's trainer", install)
 
 
-def _trainer(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
-    engine = last_value(overrides, "model_engine", "dp")
-    if engine == "megatron":
-        yield from _megatron(recipe, overrides)
+def _trainer(recipe: Recipe) -> Iterator[Import]:
+    if recipe.backend == "megatron":
+        yield from _megatron(recipe)
     elif pins(recipe.stack).devices != "npu":  # on NPUs, transformers uses torch_npu's flash_attention_2
-        yield from _flash_attention(overrides)
-    if last_value(overrides, f"{MODEL}.use_liger", "false").lower() == "true":
+        yield from _flash_attention(recipe)
+    if recipe.setting(f"{MODEL}.use_liger"):
         yield Import("liger_kernel", f"{MODEL}.use_liger", f"install liger-kernel, or set {MODEL}.use_liger=false")
 
 
-def _flash_attention(overrides: Sequence[str]) -> Iterator[Import]:
+def _flash_attention(recipe: Recipe) -> Iterator[Import]:
     """Yield the package of the trainer's attention; verl's default is FlashAttention 2 (workers/config/model.py)."""
     key = f"{MODEL}.override_config.attn_implementation"
-    name = last_value(overrides, key, "flash_attention_2")
+    name = recipe.setting(key, "flash_attention_2")
     package = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}.get(name)
     if package:
         yield Import(package, f"the trainer's attention {name}", f"install it, or set another with ++{key}=..")
 
 
-def _megatron(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
+def _megatron(recipe: Recipe) -> Iterator[Import]:
     """Yield the imports of verl/workers/engine/megatron and mindspeed; Megatron-Bridge always imports modelopt."""
     install = f"install it (stack {recipe.stack}: docs/recipes.md), or choose a recipe that trains with FSDP2"
     yield Import("megatron.core", "the Megatron trainer", install)
-    if _uses_mbridge(recipe, overrides):
+    if recipe.setting(f"{ACTOR}.megatron.vanilla_mbridge", verl_of(recipe.stack) is not RELEASE):
         yield Import("mbridge", "the Megatron trainer, to load and send weights", install)
     else:
         yield Import("megatron.bridge", "the Megatron trainer, to load and send weights", install)
@@ -74,17 +68,12 @@ def _megatron(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
     # The second is compiled for one torch version and installed separately; without it, `import megatron.core` fails.
     yield Import("transformer_engine.pytorch", "the Megatron trainer's layers", install)
     yield Import(COMPILED, "TransformerEngine", install, elsewhere=f"transformer_engine.wheel_lib.{COMPILED}")
-    if last_value(overrides, f"{TRANSFORMER}.attention_backend", "flash") == "flash":
+    if recipe.setting(f"{TRANSFORMER}.attention_backend", "flash") == "flash":
         instead = f"install flash-attn, or set {TRANSFORMER}.attention_backend=fused (cuDNN's)"
         yield Import("flash_attn", "Megatron's attention_backend flash (verl's default)", instead)
 
 
-def _uses_mbridge(recipe: Recipe, overrides: Sequence[str]) -> bool:
-    older = "false" if verl_of(recipe.stack) is RELEASE else "true"  # verl's default, which depends on its version
-    return last_value(overrides, f"{ACTOR}.megatron.vanilla_mbridge", older).lower() == "true"
-
-
-def _rollout(recipe: Recipe, _: Sequence[str]) -> Iterator[Import]:
+def _rollout(recipe: Recipe) -> Iterator[Import]:
     install = f"use the image of stack {recipe.stack}"
     yield Import("vllm", "the rollouts", f"{install}, or install its lock")
     if pins(recipe.stack).devices == "npu":
@@ -95,17 +84,17 @@ def _rollout(recipe: Recipe, _: Sequence[str]) -> Iterator[Import]:
         )
 
 
-def _checkpoint_engine(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
+def _checkpoint_engine(recipe: Recipe) -> Iterator[Import]:
     """Yield the module that sends weights to disaggregated engines; on NPUs, "nccl" means HCCL, which needs none."""
     key = f"{ROLLOUT}.checkpoint_engine.backend"
-    if last_value(overrides, key, "naive") == "nccl" and pins(recipe.stack).devices != "npu":
+    if recipe.setting(key, "naive") == "nccl" and pins(recipe.stack).devices != "npu":
         yield Import("cupy", f"{key}=nccl", "install it, or remove the setting (or the recipe's placement=apart)")
 
 
-def _trackers(_: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
+def _trackers(recipe: Recipe) -> Iterator[Import]:
     """Yield the modules of verl's loggers (verl/utils/tracking.py); most are named like the logger."""
-    chosen = last_value(overrides, "trainer.logger", "console")
-    for name in (part.strip(" '\"") for part in chosen.strip("[]").split(",")):
+    chosen = recipe.setting("trainer.logger", [])
+    for name in [chosen] if isinstance(chosen, str) else chosen:
         if name not in ("console", "file"):
             module = TRACKERS.get(name, name)
             fix = f"with the Python of the run: python -m pip install {module}; or set trainer.logger=[console,file]"

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from math import ceil
 
-from ascend_quant.recipes.keys import ACTOR, EAGER, ENVIRONMENT, EXPERT_RANKS, RANKS
+from ascend_quant.recipes.keys import ACTOR, EAGER, ENVIRONMENT
 from launch import ROOT, LaunchError
 from launch.cluster.inventory import Inventory, Ports
 from launch.inputs.model import place
@@ -17,7 +17,6 @@ from launch.recipes import Paths, Recipe, paths_of
 from launch.recipes.overrides import Resolved, key
 from launch.recipes.paths import data_files
 
-NODES = "trainer.nnodes"
 SAVE = "trainer.save_freq"  # verl saves no checkpoints by default
 RESUME = "trainer.resume_mode"
 REWARDS = (
@@ -27,7 +26,7 @@ REWARDS = (
 KEEP = "trainer.max_actor_ckpt_to_keep"  # verl keeps all checkpoints by default
 STEPS = "trainer.total_training_steps"  # by default, the number of steps in the epochs
 EPOCHS = ("trainer.total_epochs", 30)
-BATCH = ("data.train_batch_size", "1024")
+BATCH = ("data.train_batch_size", 1024)
 CONTENTS = f"{ACTOR}.checkpoint.save_contents"
 FLOAT32, BF16 = 4, 2
 
@@ -51,31 +50,25 @@ def job(run: str, resolved: Resolved, layers: Sequence[Layer], restarts: int, pa
     return Job(entrypoint, files, {name: place for name, place in metrics.items() if name not in users})
 
 
-def last_value(overrides: Sequence[str], name: str, default: str) -> str:
-    """Return the value of the last override of a key."""
-    return next((one.partition("=")[2] for one in reversed(overrides) if key(one) == name), default)
-
-
-def values(overrides: Sequence[str], ports: Ports) -> dict[str, str]:
+def values(recipe: Recipe, ports: Ports) -> dict[str, str]:
     """Return the run's values for the templates of the environment table."""
-    eager = last_value(overrides, EAGER, "false").lower() == "true"
     return {
-        "task_queue": "2" if eager else "1",
-        "expansion": expansion(overrides),
+        "task_queue": "2" if recipe.setting(EAGER) else "1",
+        "expansion": expansion(recipe),
         "hccl_host": ports.hccl_host,
         "hccl_npu": ports.hccl_npu,
     }
 
 
-def expansion(overrides: Sequence[str]) -> str:
+def expansion(recipe: Recipe) -> str:
     """Return where HCCL's collectives run: on vector cores ("AIV"), or where HCCL runs them by default ("").
 
     They run on vector cores if the engine uses tensor parallelism. They do not with expert parallelism, because MC2
     then dispatches the tokens, and MC2 with AIV hung on an A3 (vllm-ascend issue 14928). They do not on several hosts
     either, because between hosts CANN supports AIV only on the A3s of one supernode.
     """
-    ranks, experts, nodes = (last_value(overrides, key, "1") for key in (RANKS, EXPERT_RANKS, NODES))
-    return "AIV" if ranks != "1" and (experts, nodes) == ("1", "1") else ""
+    engine = recipe.rollout
+    return "AIV" if engine.tensor_parallel > 1 and engine.expert_parallel == recipe.nodes == 1 else ""
 
 
 def places(
@@ -87,7 +80,7 @@ def places(
     data: str | None = None,
     out: str | None = None,
 ) -> Paths:
-    """Return the paths of a run, by default in the project's folder or the inventory's first shared folder.
+    """Return the paths of a run, by default in the current folder, the project's on other hosts, or a shared one.
 
     Args:
         local: whether the head is this machine.
@@ -95,7 +88,7 @@ def places(
     Raises:
         LaunchError: a path is not given and has no default.
     """
-    here = working_folder(inventory, local)
+    here = os.getcwd() if local and inventory.image is None else project_of(inventory)
     data = f"{_folder('--data', here, *inventory.shared)}/data" if data is None else os.path.abspath(data)
     out = f"{_folder('--out', *inventory.shared, here)}/runs/{run}" if out is None else os.path.abspath(out)
     return paths_of(recipe, model and place(model), data, out)
@@ -109,61 +102,53 @@ def _folder(option: str, *folders: str | None) -> str:
     return found
 
 
-def working_folder(inventory: Inventory, local: bool) -> str | None:
-    """Return the default folder for data and output: the current one, or the project's folder on other hosts."""
-    return os.getcwd() if local and inventory.image is None else project_of(inventory)
-
-
 def project_of(inventory: Inventory) -> str | None:
     """Return the folder of the checkout on the hosts; None if the image's installation is used."""
     return inventory.project or (str(ROOT) if inventory.image is None else None)
 
 
-def needs(recipe: Recipe, paths: Paths, overrides: Sequence[str] = ()) -> list[str]:
+def needs(recipe: Recipe, paths: Paths) -> list[str]:
     """List the paths that must exist on each host. A model that is not a path is a hub id.
-
-    Args:
-        overrides: overrides of verl's settings; one of them may name a reward file.
 
     Raises:
         LaunchError: the path of the reward file is relative, and the job's working directory has no such file.
     """
     found = [paths.model, *dict.fromkeys(data_files(recipe, paths))]
-    for name in REWARDS:
-        reward = last_value(overrides, name, "null").strip("'\"")
-        if not reward.startswith("/") and reward not in (*recipe.files, "null"):
+    rewards = {name: recipe.setting(name) for name in REWARDS}
+    for name, reward in rewards.items():
+        if reward is None or reward in recipe.files:
+            continue
+        if not reward.startswith("/"):
             raise LaunchError(
                 f"{name}={reward}: the job's folder does not contain this file: give an absolute path on the hosts"
             )
-        found += [] if reward in recipe.files else [reward]
+        found.append(reward)
     return [path for path in found if path.startswith("/")]
 
 
-def columns(overrides: Sequence[str]) -> list[str]:
+def columns(recipe: Recipe) -> list[str]:
     """List the columns that verl's data set and rewards read; none for a user's own data set class."""
-    if last_value(overrides, "data.custom_cls.path", "null") != "null":
+    if recipe.setting("data.custom_cls.path") is not None:
         return []
-    return [prompt(overrides), last_value(overrides, "data.reward_fn_key", "data_source"), "reward_model"]
+    return [prompt(recipe), recipe.setting("data.reward_fn_key", "data_source"), "reward_model"]
 
 
-def prompt(overrides: Sequence[str]) -> str:
+def prompt(recipe: Recipe) -> str:
     """Return the name of the column that contains the messages."""
-    return last_value(overrides, "data.prompt_key", "prompt")
+    return recipe.setting("data.prompt_key", "prompt")
 
 
-def least_rows(recipe: Recipe, overrides: Sequence[str], paths: Paths) -> dict[str, int]:
+def least_rows(recipe: Recipe, paths: Paths) -> dict[str, int]:
     """Return the minimum number of rows of the training file, by its path.
 
     verl drops incomplete batches: with fewer rows than a batch, its data loader is empty, and with fewer than the steps
     need, the run ends early as if it were complete.
     """
-    train = data_files(recipe, paths)[0]
-    batch = _count(last_value(overrides, *BATCH))
-    if batch is None or not columns(overrides):  # verl refuses such a batch size; a custom data set may count otherwise
+    batch = recipe.count(*BATCH)
+    if batch is None or not columns(recipe):  # verl refuses such a batch size; a custom data set may count otherwise
         return {}
-    epochs = _count(last_value(overrides, EPOCHS[0], str(EPOCHS[1]))) or EPOCHS[1]
-    steps = _count(last_value(overrides, STEPS, "null")) or 1
-    return {train: batch * ceil(steps / epochs)}
+    steps, epochs = recipe.count(STEPS) or 1, recipe.count(*EPOCHS) or EPOCHS[1]
+    return {data_files(recipe, paths)[0]: batch * ceil(steps / epochs)}
 
 
 def under(path: str, folders: list[str]) -> bool:
@@ -171,10 +156,9 @@ def under(path: str, folders: list[str]) -> bool:
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 
-def saving(recipe: Recipe, overrides: Sequence[str], paths: Paths) -> Saving | None:
+def saving(recipe: Recipe, paths: Paths) -> Saving | None:
     """Return the checkpoints of a run; None if it writes none, or if a value is not a number, which verl rejects."""
-    every = _count(last_value(overrides, SAVE, "-1"))
-    batch = _count(last_value(overrides, *BATCH))
+    every, batch = recipe.count(SAVE), recipe.count(*BATCH)
     if every is None or batch is None:
         return None
     return Saving(
@@ -182,29 +166,21 @@ def saving(recipe: Recipe, overrides: Sequence[str], paths: Paths) -> Saving | N
         model=paths.model,
         train=data_files(recipe, paths)[0],
         every=every,
-        keep=_count(last_value(overrides, KEEP, "null")),
-        steps=_count(last_value(overrides, STEPS, "null")),
-        epochs=_count(last_value(overrides, EPOCHS[0], str(EPOCHS[1]))) or EPOCHS[1],
+        keep=recipe.count(KEEP),
+        steps=recipe.count(STEPS),
+        epochs=recipe.count(*EPOCHS) or EPOCHS[1],
         batch=batch,
-        parameter_bytes=parameter_bytes(recipe, overrides),
+        parameter_bytes=parameter_bytes(recipe),
     )
 
 
-def parameter_bytes(recipe: Recipe, overrides: Sequence[str]) -> int:
+def parameter_bytes(recipe: Recipe) -> int:
     """Return the bytes per parameter in a checkpoint.
 
     FSDP saves the weights and Adam's two moments in float32. Megatron saves the weights in BF16, and with the optimizer
     their float32 copies and the two moments.
     """
-    contents = last_value(overrides, CONTENTS, "[model,optimizer,extra]")
-    if recipe.backend == "megatron":
-        model, optimizer = BF16, 3 * FLOAT32
-    else:
-        model, optimizer = FLOAT32, 2 * FLOAT32
+    megatron = recipe.backend == "megatron"
+    model, optimizer = (BF16, 3 * FLOAT32) if megatron else (FLOAT32, 2 * FLOAT32)
     parts = {"hf_model": BF16, "optimizer": optimizer, "model": model}
-    named = contents.strip("[]").replace(" ", "").replace("'", "").split(",")
-    return sum(size for name, size in parts.items() if name in named)
-
-
-def _count(text: str) -> int | None:
-    return (int(text) or None) if text.isdecimal() else None  # 0 means none
+    return sum(parts.get(name, 0) for name in recipe.setting(CONTENTS, ["model", "optimizer", "extra"]))

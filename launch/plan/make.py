@@ -1,6 +1,6 @@
 """Makes the plan of a run, which says what happens on each host, from a recipe, an inventory and the user's shell.
 
-First it checks that recipe, inventory and paths fit together; one function per subject yields the problems.
+First it checks that recipe, inventory and paths fit together.
 """
 
 import secrets
@@ -16,11 +16,9 @@ from launch.inputs.model import of_hub
 from launch.plan import Layer, NodePlan, Plan
 from launch.plan import job as jobs
 from launch.plan.inputs import inputs
-from launch.plan.job import last_value, under
+from launch.plan.job import under
 from launch.plan.start import container_name, start_line
 from launch.recipes import Paths, Recipe, resolve
-from launch.recipes.effective import told
-from launch.recipes.overrides import environment
 from launch.recipes.stacks import pins
 
 
@@ -57,9 +55,7 @@ def make(
         LaunchError: recipe, inventory and paths do not fit together; one line for each thing to change.
     """
     resolved = resolve(recipe, paths)
-    overrides = resolved.overrides
-    found = [*problems(recipe, inventory, paths), *attention_problems(recipe, overrides)]
-    if found:
+    if found := [*problems(recipe, inventory, paths), *attention_problems(recipe)]:
         raise LaunchError("\n".join(found))
     hosts, ports = inventory.hosts[: recipe.nodes], inventory.ports
     used = inventory.model_copy(update={"hosts": hosts})
@@ -71,7 +67,7 @@ def make(
         "members": [one.address for one in hosts],
         "join_seconds": inventory.join_seconds,
         "socket_filter": inventory.socket_filter,
-        "values": jobs.values(overrides, ports),
+        "values": jobs.values(recipe, ports),
         **vars(inputs(recipe, paths)),
     }
     nodes = []
@@ -94,7 +90,7 @@ def make(
         start=[start_line(used, number, run=run, shm=shm, devices=nodes[number].devices) for number in numbers],
         containers=[container_name(run, number) if used.image else None for number in numbers],
         local=list(local[: len(hosts)]),
-        notes=notes(recipe, inventory, paths, shell, local[: len(hosts)], overrides, restarts),
+        notes=notes(recipe, inventory, paths, shell, local[: len(hosts)], restarts),
     )
 
 
@@ -141,11 +137,10 @@ def notes(
     paths: Paths,
     shell: Mapping[str, str],
     local: Sequence[bool],
-    overrides: Sequence[str],
     restarts: int,
 ) -> list[str]:
     """List notes for the reader of the plan, one line each."""
-    lines = [f"importance weights: {told(recipe)}"]
+    lines = []
     if unused := [host.address for host in inventory.hosts[recipe.nodes :]]:
         lines.append(f"not used, as the recipe needs {recipe.nodes} hosts: {', '.join(unused)}")
     if not all(local) and (names := not_handed_on(shell)):
@@ -153,13 +148,11 @@ def notes(
             f"variables of this shell that are not passed to other hosts: {', '.join(names)}: each names a host's own "
             "NIC, address or devices. Write it under the host in the inventory"
         )
-    if left_out := sorted(recipe.environment.keys() - environment(recipe)):
-        lines.append(f"not set, since stack {recipe.stack} has no NPUs: {', '.join(left_out)} of the recipe")
     if of_hub(paths.model):
         lines.append(f"the model {paths.model} is a hub id: each host uses its own cache, or downloads it")
     if recipe.data.train == recipe.data.validation:
         lines.append("validation uses the training data: --data TRAIN,VALIDATION names another file")
-    if restarts and jobs.last_value(overrides, jobs.SAVE, "-1") == "-1":
+    if restarts and recipe.count(jobs.SAVE) is None:
         lines.append(
             "a restart would start from the beginning, as no checkpoints are saved: set an interval with -- "
             f"{jobs.SAVE}=10"
@@ -167,69 +160,49 @@ def notes(
     return lines
 
 
-def problems(recipe: Recipe, inventory: Inventory, paths: Paths) -> list[str]:
-    """List all conflicts between recipe, inventory and paths, one line each, with the fix."""
-    subjects = (_stack, _hosts, _devices, _shared, _mounted)
-    return [problem for subject in subjects for problem in subject(recipe, inventory, paths)]
-
-
-def _stack(recipe: Recipe, inventory: Inventory, _: Paths) -> Iterator[str]:
+def problems(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str]:
+    """Yield all conflicts between recipe, inventory and paths, one line each, with the fix."""
+    hosts = inventory.hosts[: recipe.nodes]
     if recipe.stack != inventory.stack:
         yield (
             f"stack: the recipe {recipe.name} is for {recipe.stack}, but the inventory's hosts have {inventory.stack}: "
             f"choose another recipe, or try -- stack={inventory.stack}"
         )
-
-
-def _hosts(recipe: Recipe, inventory: Inventory, _: Paths) -> Iterator[str]:
-    there = len(inventory.hosts)
-    if recipe.nodes > there:
+    if recipe.nodes > len(hosts):
         yield (
-            f"nodes: the recipe {recipe.name} needs {recipe.nodes} hosts, but there is {there}: name more with "
-            f"--cluster, or use fewer with -- trainer.nnodes={there}"
+            f"nodes: the recipe {recipe.name} needs {recipe.nodes} hosts, but there is {len(hosts)}: name more with "
+            f"--cluster, or use fewer with -- trainer.nnodes={len(hosts)}"
         )
-
-
-def _devices(recipe: Recipe, inventory: Inventory, _: Paths) -> Iterator[str]:
-    for host in inventory.hosts[: recipe.nodes]:
+    for host in hosts:
         there = len(host.devices) if isinstance(host.devices, list) else host.devices
         if there != "auto" and there < recipe.devices_per_node:
             yield (
                 f"devices: the recipe {recipe.name} needs {recipe.devices_per_node} on each host, but the inventory "
                 f"gives {host.address} {there}: give it more, or use fewer with -- trainer.n_gpus_per_node={there}"
             )
-
-
-def _shared(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str]:
-    if min(recipe.nodes, len(inventory.hosts)) > 1 and not under(paths.out, inventory.shared):
+    if len(hosts) > 1 and not under(paths.out, inventory.shared):
         folders = ", ".join(inventory.shared) or "none in this inventory"
         yield (
             f"--out {paths.out}: checkpoints of several hosts must be in a folder that all of them share (`shared` in "
             f"the inventory: {folders})"
         )
-
-
-def _mounted(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str]:
-    if inventory.image is None:
-        return
     inside = [mount.split(":")[1].rstrip("/") for mount in inventory.mounts]
-    for path in [paths.out, *jobs.needs(recipe, paths)]:
+    for path in [paths.out, *jobs.needs(recipe, paths)] if inventory.image else []:
         if not under(path, inside):
             yield (
                 f"{path}: the container does not mount this path: add it to `mounts` in the inventory, as {path}:{path}"
             )
 
 
-def attention_problems(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
-    """List problems of the trainer's attention; none with Megatron, which does not use transformers' attention.
+def attention_problems(recipe: Recipe) -> list[str]:
+    """Return the problems of the trainer's attention; none with Megatron, which does not use transformers' attention.
 
     This is checked for every stack, since with verl's own entry point, as on ascend-cann8.5, nothing else checks it
     before training.
     """
     if recipe.backend == "megatron":
         return []
-    name, device = last_value(overrides, attention.NAME_KEY, attention.FLASH), pins(recipe.stack).devices
-    sizes = [last_value(overrides, one, "1") for one in attention.ULYSSES_KEYS]
-    ranks = max(int(one) if one.isdecimal() else 1 for one in sizes)  # verl refuses a value that is not a number
+    name, device = recipe.setting(attention.NAME_KEY, attention.FLASH), pins(recipe.stack).devices
+    ranks = max(recipe.count(one, 1) or 1 for one in attention.ULYSSES_KEYS)  # verl refuses what is not a number
     exchange = attention.without_exchange(name, ranks, device)
     return [one for one in (attention.without_kernel(name, device), exchange) if one]

@@ -5,23 +5,20 @@ first with verl's loader and checks, then with the checks that verl and our refi
 worker and reads no model. It reads the overrides as JSON from stdin, and prints the problems as JSON in its last line.
 """
 
-import difflib
 import json
 import math
 import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ascend_quant.integrations.verl import cpu_settings
-from ascend_quant.recipes import leaves
-from ascend_quant.recipes.keys import ACTOR, OPEN, ROLLOUT
+from ascend_quant.recipes import keys
+from ascend_quant.recipes.keys import ACTOR, ROLLOUT
 from launch import with_root
 from launch.environment.variables import without_secrets_in
-from launch.plan import Plan
 from launch.recipes.verl import verl_of
 
 RESUME = ("auto", "disable", "resume_path")
@@ -31,14 +28,12 @@ SECONDS = 180  # time limit for the process; verl's imports take most of the tim
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def verl_problems(plan: Plan) -> tuple[list[str], str | None]:
-    """List the job's settings that verl would refuse, one line each, and why they could not be checked, or None."""
-    return problems_of(plan.inventory.stack, next(node.job for node in plan.nodes if node.job).entrypoint)
-
-
 def problems_of(stack: str, entrypoint: list[str]) -> tuple[list[str], str | None]:
-    """List the arguments of a job that a stack's verl would refuse, as `verl_problems` does."""
-    here = installed()
+    """List the arguments of a job that a stack's verl would refuse, and why they could not be checked, or None."""
+    try:
+        here = version("verl")
+    except PackageNotFoundError:
+        here = None
     wanted = verl_of(stack).name
     if here is None or wanted.split()[0] != here:
         what = f"verl {here}" if here else "no verl"
@@ -60,14 +55,6 @@ def asked(overrides: list[str]) -> tuple[list[str], str | None]:
     return json.loads(done.stdout.splitlines()[-1]), None
 
 
-def installed() -> str | None:
-    """Return the version of verl in this environment; None if it is not installed."""
-    try:
-        return version("verl")
-    except PackageNotFoundError:
-        return None
-
-
 def main() -> None:
     found = problems(json.load(sys.stdin))
     print("\n" + json.dumps([without_secrets_in(line) for line in found]))
@@ -76,24 +63,20 @@ def main() -> None:
 def problems(overrides: list[str]) -> list[str]:
     """List the problems of overrides, one line each; the first check that finds any ends the validation."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.core.override_parser.types import OverrideType
     from omegaconf import OmegaConf
 
     try:
-        read = OverridesParser.create().parse_overrides(overrides)
-        given = [one for one in read if one.key_or_group != ENGINE]
-        tree = defaults(tuple(one for one in overrides if one.startswith(f"{ENGINE}=")))
-        changed = [one.key_or_group for one in given if one.type is OverrideType.CHANGE]
-        if found := list(
-            _unknown([key for key in changed if not key.startswith("hydra.")], tree)
-        ):  # Hydra's own keys are checked by `composed`
+        given = [one for one in OverridesParser.create().parse_overrides(overrides) if one.key_or_group != ENGINE]
+        tree = OmegaConf.to_container(composed([one for one in overrides if one.startswith(f"{ENGINE}=")]))
+        added = [one.key_or_group for one in given if one.is_add() or one.is_force_add()]
+        config = composed(list(map(_added, overrides)))
+        if found := keys.unknown(OmegaConf.to_container(config), tree, added):
             return found
-        config = composed(overrides)
         made = OmegaConf.to_container(config, resolve=True)
     except Exception as error:  # the errors of Hydra, its parser and OmegaConf have no common base class
         return [_words(error)]
-    keys = [one.key_or_group for one in given if not one.is_delete()]
-    for part in (_types(keys, tree, made), _verl(config), _shares(made), _refits(config)):
+    changed = [one.key_or_group for one in given if not one.is_delete()]
+    for part in (_types(changed, tree, made), _verl(config), _shares(made), _refits(config)):
         if found := list(part):
             return found
     return []
@@ -107,26 +90,15 @@ def composed(overrides: list[str]) -> Any:
         return compose("ppo_trainer", overrides=overrides)
 
 
-@cache
-def defaults(engine: tuple[str, ...]) -> dict[str, Any]:
-    """Return verl's default values, with unresolved references."""
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_container(composed(list(engine)), resolve=False)
+def _added(override: str) -> str:
+    """Return an override that adds its key if verl lacks it, so that all such keys are found, and not only the first;
+    groups and Hydra's own keys stay as they are."""
+    return override if override.startswith(("+", "~", "-", "hydra.", f"{ENGINE}=")) else f"++{override}"
 
 
-def _unknown(given: Iterable[str], tree: dict[str, Any]) -> Iterator[str]:
-    """Yield keys that verl's configuration lacks; Hydra would suggest adding them with +, even if misspelt."""
-    there = [key for key, _ in leaves(tree)]
-    for key in given:
-        if "@" not in key and _at(tree, key) is None and key not in there and not key.startswith(tuple(OPEN)):
-            near = difflib.get_close_matches(key, there, n=1)
-            yield f"{key}: verl has no such setting" + (f": did you mean {near[0]}?" if near else "")
-
-
-def _types(keys: Iterable[str], tree: dict[str, Any], made: dict[str, Any]) -> Iterator[str]:
+def _types(changed: Iterable[str], tree: dict[str, Any], made: dict[str, Any]) -> Iterator[str]:
     """Yield values of another kind than verl's default; most of these are not checked before they are used."""
-    for key in dict.fromkeys(keys):
+    for key in dict.fromkeys(changed):
         default, value = _at(tree, key), _at(made, key)
         refers = isinstance(default, str) and default.startswith(("${", "???"))
         if default is not None and value is not None and not refers and _kind(default) != _kind(value):

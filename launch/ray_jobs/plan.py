@@ -6,7 +6,7 @@ of Ray's daemons, are left out. `--set environment.NAME=VALUE` sets one of them 
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from launch.plan.dry_run import job as described_job
 from launch.plan.dry_run import job_lines
 from launch.plan.make import attention_problems
 from launch.recipes import Paths, Recipe, paths_of, resolve
+from launch.recipes.overrides import environment as of_recipe
 
 EXPANDED = re.compile(r"\$(\w|\{)")  # Ray replaces this with a variable of the node
 OF_NODE = {"address": "", "nic": "", "family": "ipv4", "devices": "", "places": ""}
@@ -67,14 +68,13 @@ def make(recipe: Recipe, paths: Paths, run: str, *, shell: Mapping[str, str], re
         LaunchError: settings contradict each other; one line for each thing to change.
     """
     resolved = resolve(recipe, paths)
-    overrides = resolved.overrides
-    variables = environment(recipe.stack, overrides, resolved.environment, shell)
+    variables = environment(recipe, shell)
     expanded = [
         f"{name}={value}: Ray would replace its $ on each node: write the value itself"
         for name, value in without_secrets(variables).items()
         if EXPANDED.search(variables[name])
     ]
-    found = [*attention_problems(recipe, overrides), *expanded]
+    found = [*attention_problems(recipe), *expanded]
     if found:
         raise LaunchError("\n".join(found))
     # all variables count as the user's, since Ray refuses those that verl's ray.init sets as well
@@ -89,12 +89,10 @@ def make(recipe: Recipe, paths: Paths, run: str, *, shell: Mapping[str, str], re
     return RayPlan(run, recipe, job, wanted, notes(variables, shell))
 
 
-def environment(
-    stack: str, overrides: Sequence[str], recipe: Mapping[str, str], shell: Mapping[str, str]
-) -> dict[str, str]:
+def environment(recipe: Recipe, shell: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for every process of the run."""
-    values = jobs.values(overrides, Ports()) | OF_NODE
-    settings = node_environment(stack, values, [("recipe", recipe), ("shell", of_shell(shell, own=False))])
+    values, layers = jobs.values(recipe, Ports()) | OF_NODE, [("recipe", of_recipe(recipe))]
+    settings = node_environment(recipe.stack, values, [*layers, ("shell", of_shell(shell, own=False))])
     return {
         one.name: one.value
         for one in settings

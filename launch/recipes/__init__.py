@@ -4,7 +4,7 @@ recipe = load("qwen3-4b-fp8", ["trainer.save_freq=5"])
 resolve(recipe, Paths(model="/models/Qwen3-4B", data="/data", out="/runs/one")).overrides
 
 files.py        loads a shipped recipe or a user's; old_names.py translates old names in --set
-fields.py       the launcher's view of a recipe; rules.py and effective.py check combinations of settings
+fields.py       the launcher's view of a recipe; rules.py checks combinations of settings
 overrides.py    the command of verl; paths.py has its paths, verl.py its value syntax and versions
 command.py      the output of `recipe show`
 stacks.py       the pins of each stack

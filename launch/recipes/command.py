@@ -4,7 +4,6 @@ import shlex
 from typing import Any
 
 from launch.environment.variables import override_shown, secret, tree_shown, without_secrets
-from launch.recipes.effective import told
 from launch.recipes.fields import Recipe
 from launch.recipes.overrides import resolve
 from launch.recipes.paths import Paths
@@ -15,7 +14,7 @@ COLUMNS = ("recipe", "rollout", "training", "devices", "stack")
 
 def row(recipe: Recipe) -> tuple[str, ...]:
     """Return a recipe's row in the table of docs/low_precision.md, whose columns are COLUMNS."""
-    training = f"FP8 {recipe.fp8.recipe}" if recipe.fp8 else "BF16"
+    training = f"FP8 {recipe.fp8_recipe}" if recipe.fp8 else "BF16"
     training += f", QAT {recipe.qat}" if recipe.qat else ""
     training = "exact INT8" if recipe.is_exact else training
     devices = f"{recipe.nodes} x {recipe.devices_per_node} of {recipe.memory.device} GiB"
@@ -46,7 +45,6 @@ def shown(recipe: Recipe, paths: Paths) -> str:
         f"{'data:':<10} {f'./run.sh data {recipe.data.name}' if recipe.data.name else recipe.data.train}",
         f"{'memory:':<10} {recipe.memory.device} GiB per device, {recipe.memory.host} GiB per host (estimated)",
         f"{'ignored:':<10} {', '.join(recipe.rollout.ignore) or 'nothing but embeddings, lm_head, norms and routers'}",
-        f"{'weights:':<10} {told(recipe)}",
     ]
     resolved = resolve(recipe, paths)
     lines = [f"python -m {resolved.main}", *map(shlex.quote, map(override_shown, resolved.overrides))]

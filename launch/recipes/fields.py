@@ -10,32 +10,14 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from ascend_quant.integrations.verl import EXACT
 from ascend_quant.recipes import leaves
-from ascend_quant.recipes.keys import (
-    ACTOR,
-    CORRECTION,
-    DATA_PARALLEL,
-    MEGATRON,
-    OURS,
-    QUANTIZATION,
-    ROLLOUT,
-    TRANSFORMER,
-)
+from ascend_quant.recipes.keys import ACTOR, CORRECTION, OURS, QUANTIZATION, ROLLOUT, TRANSFORMER
 from ascend_quant.recipes.node import Count, Fields, Node, Said
-from ascend_quant.schemes import UnknownScheme, get_scheme
+from ascend_quant.schemes import get_scheme
 from launch.environment import variables
 
 Share = Annotated[float, Field(gt=0, le=1)]
 SchemeName = Annotated[str, AfterValidator(lambda name: get_scheme(name).name)]
 APART = {"trainer.v1.trainer_mode": "separate_async"}
-
-
-def _trained_for(name: str) -> str:
-    try:
-        return EXACT if name == EXACT else get_scheme(name).name
-    except UnknownScheme as error:
-        raise ValueError(f"{error}; or {EXACT}") from error
-
-
 Variables = Annotated[dict[str, str], AfterValidator(variables.checked)]
 
 
@@ -44,14 +26,10 @@ def of(key: str, default: Any = ...) -> Any:
     return Field(default, validation_alias=key)
 
 
-class Settings(Fields):
-    """Base of fields that are read from verl settings, by their dotted keys; other settings are ignored."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class Rollout(Settings):
+class Rollout(Fields):
     """Fields of the rollout engine: vLLM, whose weights are re-quantized in place at every sync.
+
+    They are read from verl settings, by their dotted keys; other settings are ignored.
 
     Attributes:
         scheme: name of a scheme in `ascend_quant.schemes`.
@@ -70,6 +48,8 @@ class Rollout(Settings):
         n: number of samples per prompt.
     """
 
+    model_config = ConfigDict(extra="ignore")
+
     scheme: SchemeName = of(f"{QUANTIZATION}.scheme", "bf16")
     ignore: list[Said] = of(f"{QUANTIZATION}.ignore", [])
     kv_cache: Literal["auto", "int8", "fp8"] = of(f"{QUANTIZATION}.kv_cache", "auto")
@@ -83,40 +63,6 @@ class Rollout(Settings):
     n: Annotated[int, Field(ge=2)] = of(f"{ROLLOUT}.n")
 
 
-class Fp8(Settings):
-    """Fields of FP8 training with TransformerEngine, from Megatron's TransformerConfig and DDP config."""
-
-    format: Literal["e4m3", "hybrid"] = of(f"{TRANSFORMER}.fp8")
-    recipe: Literal["blockwise", "tensorwise", "delayed"] = of(f"{TRANSFORMER}.fp8_recipe", "blockwise")
-    param_gather: bool = of(f"{DATA_PARALLEL}.fp8_param_gather", False)
-
-
-class Parallel(Settings):
-    """Sizes of Megatron's tensor, pipeline, context and expert parallelism."""
-
-    tensor: Count = of(f"{MEGATRON}.tensor_model_parallel_size", 1)
-    pipeline: Count = of(f"{MEGATRON}.pipeline_model_parallel_size", 1)
-    context: Count = of(f"{MEGATRON}.context_parallel_size", 1)
-    expert: Count = of(f"{MEGATRON}.expert_model_parallel_size", 1)
-
-
-class Correction(Settings):
-    """Truncated importance sampling (TIS): importance weights between the rollout's policy and the trainer's.
-
-    Attributes:
-        level: whether there is one weight per token, or per sequence.
-        threshold: value to which larger weights are clipped.
-        batch_normalize: whether weights are divided by the batch's mean weight; only without bypass (see effective.py).
-        bypass: whether the rollout's log-probabilities are used as the old policy's. Then no forward pass computes
-            them, and the loss is the plain policy gradient instead of PPO's clipped loss.
-    """
-
-    level: Literal["token", "sequence"] = of(f"{CORRECTION}.rollout_is")
-    threshold: Annotated[float, Field(gt=0, allow_inf_nan=False)] = of(f"{CORRECTION}.rollout_is_threshold", 2.0)
-    batch_normalize: bool = of(f"{CORRECTION}.rollout_is_batch_normalize", False)
-    bypass: bool = of(f"{CORRECTION}.bypass_mode", False)
-
-
 class Recipe(Node):
     """Fields of a whole recipe: those of its `recipe` node, and those that are read from verl settings.
 
@@ -127,9 +73,14 @@ class Recipe(Node):
         rollout: fields of the rollout engine.
         qat: the scheme by which the trainer's forward pass is fake-quantized, which must be the rollout's; with
             int8_exact, the whole forward pass equals an int8 engine's bit for bit.
-        correction: the importance weights; None without weights, as with int8_exact, where both policies are equal.
+        correction: whether there is one importance weight per token, or per sequence; None without weights, as with
+            int8_exact, where the engine's and the trainer's policies are equal.
+        threshold: value to which larger weights are clipped.
+        bypass: whether the rollout's log-probabilities are used as the old policy's. Then no forward pass computes
+            them, and the loss is the plain policy gradient instead of PPO's clipped loss.
         sequence_parallel: number of devices that share a sequence (Ulysses); FSDP2 only.
-        parallel, fp8: sizes of Megatron's parallelism, and FP8 training; Megatron only.
+        fp8, fp8_recipe: format and scales of FP8 training with TransformerEngine, which reads them only in its first
+            forward pass; Megatron only.
         environment: variables for every process, which override those of the stack.
         verl: the tree of all verl settings that the recipe sets.
         extra: the user's verl settings, as Hydra overrides, which have priority.
@@ -141,11 +92,13 @@ class Recipe(Node):
     training_devices: Count = of("trainer.n_gpus_per_node")
     engine: Literal["dp", "megatron"] = of("model_engine")
     rollout: Rollout
-    qat: Annotated[str, AfterValidator(_trained_for)] | None = of(f"{OURS}.qat", None)
-    correction: Correction | None = None
+    qat: str | None = of(f"{OURS}.qat", None)
+    correction: Literal["token", "sequence"] | None = of(f"{CORRECTION}.rollout_is", None)
+    threshold: Annotated[float, Field(gt=0)] | None = of(f"{CORRECTION}.rollout_is_threshold", None)
+    bypass: bool = of(f"{CORRECTION}.bypass_mode", False)
     sequence_parallel: Count = of(f"{ACTOR}.ulysses_sequence_parallel_size", 1)
-    parallel: Parallel | None = None
-    fp8: Fp8 | None = None
+    fp8: Literal["e4m3", "hybrid"] | None = of(f"{TRANSFORMER}.fp8", None)
+    fp8_recipe: Literal["blockwise", "tensorwise", "delayed"] = of(f"{TRANSFORMER}.fp8_recipe", "blockwise")
     environment: Variables = Field(default={})
     verl: dict[str, Any] = Field(default={})
     extra: tuple[str, ...] = Field((), exclude=True)
@@ -171,11 +124,6 @@ class Recipe(Node):
         return self.qat == EXACT
 
     @property
-    def qat_scheme(self) -> str | None:
-        """Scheme by which the trainer's forward pass is fake-quantized (QAT); None without QAT."""
-        return "int8" if self.is_exact else self.qat
-
-    @property
     def uses_plugin(self) -> bool:
         """True if our plugin builds the engine; it does not for BF16 on NPUs, where it serves no BF16 experts."""
         return self.setting(f"{QUANTIZATION}.quant_method") == "ascend_quant"
@@ -184,21 +132,16 @@ class Recipe(Node):
         """Return the value of a verl setting in the recipe, or the default if the recipe does not set it."""
         return dict(leaves(self.verl)).get(key, default)
 
+    def count(self, key: str, default: int | None = None) -> int | None:
+        """Return a setting that counts something; None if it is no positive number, which verl reads as none."""
+        value = self.setting(key, default)
+        return value if isinstance(value, int) and value > 0 else None
+
 
 def given(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the input of `Recipe`'s validation: a composed recipe's node, and its verl settings by dotted keys."""
     node, verl = tree["recipe"], {key: value for key, value in tree.items() if key != "recipe"}
     settings = dict(leaves(verl))
-    apart = all(settings.get(key) == value for key, value in APART.items())
-    if not apart:
+    if any(settings.get(key) != value for key, value in APART.items()):
         settings.pop(f"{ROLLOUT}.n_gpus_per_node", None)
-    megatron = settings.get("model_engine") == "megatron"
-    return {
-        **node,
-        **settings,
-        "rollout": settings,
-        "correction": settings if settings.get(f"{CORRECTION}.rollout_is") is not None else None,
-        "parallel": settings if megatron else None,
-        "fp8": settings if settings.get(f"{TRANSFORMER}.fp8") else None,
-        "verl": verl,
-    }
+    return {**node, **settings, "rollout": settings, "verl": verl}

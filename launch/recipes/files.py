@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from ascend_quant.files.documents import BadDocument, read_yaml
 from ascend_quant.recipes import RecipeError, prefix
-from ascend_quant.recipes.compose import alone, is_group, names, plain, unknown_choice
+from ascend_quant.recipes.compose import alone, is_group, names, plain
 from ascend_quant.recipes.node import lines, node_of
 from launch import ROOT, LaunchError
 from launch.environment.variables import secret, without_secrets_in
@@ -103,8 +103,6 @@ def _unreadable(override: str) -> Iterator[str]:
     if override.startswith("-") or not ("=" in override or is_deleted):  # options of Hydra begin with -
         yield f"{without_secrets_in(override)[:200]!r} is not a setting: write KEY=VALUE, such as trainer.save_freq=10"
         return
-    if problem := unknown_choice(override):
-        yield problem
     try:
         OverridesParser.create().parse_override(override)
     except HydraException:

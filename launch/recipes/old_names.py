@@ -20,7 +20,6 @@ from ascend_quant.recipes.keys import (
     OPTIMIZER,
     OURS,
     QUANTIZATION,
-    REFERENCE,
     ROLLOUT,
     TRANSFORMER,
 )
@@ -42,6 +41,8 @@ PLAIN = {
     "rollout.max_response_length": "data.max_response_length",
     "rollout.n": f"{ROLLOUT}.n",
     "training.sequence_parallel": f"{ACTOR}.ulysses_sequence_parallel_size",
+    "training.offload": "recipe.offload",
+    "training.reference_offload": "recipe.reference_offload",
     "training.parallel.tensor": f"{MEGATRON}.tensor_model_parallel_size",
     "training.parallel.pipeline": f"{MEGATRON}.pipeline_model_parallel_size",
     "training.parallel.context": f"{MEGATRON}.context_parallel_size",
@@ -80,8 +81,7 @@ def translated(changes: Sequence[str], base: Callable[[], Recipe]) -> tuple[list
             others.append(change)
     if not fields:
         return [], others
-    backend = next((one[8:] for one in reversed(others) if one.startswith("backend=")), None)
-    made = list(_new(fields, base(), backend or base().backend))
+    made = list(_new(fields, base()))
     _tell(tuple(made))
     return made, others
 
@@ -109,7 +109,7 @@ def _tell(made: tuple[str, ...]) -> None:
     print(f"old names in --set, which 0.3 refuses: write -- {written}", file=sys.stderr)
 
 
-def _new(fields: Mapping[str, Any], base: Recipe, backend: str) -> Iterator[str]:
+def _new(fields: Mapping[str, Any], base: Recipe) -> Iterator[str]:
     """Yield the Hydra overrides for which old fields stand."""
     yield from _correction(fields, base)
     yield from _devices(fields, base)
@@ -124,43 +124,17 @@ def _new(fields: Mapping[str, Any], base: Recipe, backend: str) -> Iterator[str]
             yield f"{rest}={text(value)}"
         elif root in (*NODE, "data"):
             yield f"recipe.{name}={text(value)}"
-        elif name in TRAINING:
-            yield from TRAINING[name]("megatron" if backend == "megatron" else "fsdp_config", value)
+        elif name == "training.fp8.param_gather":
+            yield f"{TRANSFORMER}.fp8_param={text(value)}"
+            yield f"{DATA_PARALLEL}.fp8_param_gather={text(value)}"
+            yield f"{OPTIMIZER}.fp8_recipe=${{{TRANSFORMER}.fp8_recipe}}"
+        elif name == "training.cpu_adam":
+            yield f"optimizer={'cpu' if value else 'device'}"
+        elif name == "training.routing_replay":
+            yield f"{ROLLOUT}.enable_rollout_routing_replay={text(value)}"
+            yield f"{MEGATRON}.router_replay.mode={'R3' if value else 'disabled'}"
         elif name not in ("devices_per_node", "rollout.apart", "correction", "correction.bypass") and value is not None:
             raise LaunchError(f"--set {name}: there is no such field: ./run.sh recipe show prints all settings")
-
-
-def _param_gather(_: str, value: bool) -> Iterator[str]:
-    yield f"{TRANSFORMER}.fp8_param={text(value)}"
-    yield f"{DATA_PARALLEL}.fp8_param_gather={text(value)}"
-    yield f"{OPTIMIZER}.fp8_recipe=${{{TRANSFORMER}.fp8_recipe}}"
-
-
-def _cpu_adam(_: str, value: bool) -> Iterator[str]:
-    yield f"optimizer={'cpu' if value else 'device'}"
-
-
-def _offload(engine: str, value: bool) -> Iterator[str]:
-    yield f"{ACTOR}.{engine}.param_offload={text(value)}"
-    yield f"{ACTOR}.{engine}.optimizer_offload={text(value)}"
-
-
-def _reference_offload(engine: str, value: bool) -> Iterator[str]:
-    yield f"{REFERENCE}.{engine}.param_offload={text(value)}"
-
-
-def _routing_replay(_: str, value: bool) -> Iterator[str]:
-    yield f"{ROLLOUT}.enable_rollout_routing_replay={text(value)}"
-    yield f"{MEGATRON}.router_replay.mode={'R3' if value else 'disabled'}"
-
-
-TRAINING: dict[str, Callable[[str, bool], Iterator[str]]] = {
-    "training.fp8.param_gather": _param_gather,
-    "training.cpu_adam": _cpu_adam,
-    "training.offload": _offload,
-    "training.reference_offload": _reference_offload,
-    "training.routing_replay": _routing_replay,
-}
 
 
 def _devices(fields: Mapping[str, Any], base: Recipe) -> Iterator[str]:
@@ -184,9 +158,9 @@ def _correction(fields: Mapping[str, Any], base: Recipe) -> Iterator[str]:
         raise LaunchError(
             f"--set qat={qat}: choose what corrects the rollouts, too: --set correction=null, or -- correction=token"
         )
-    old = base.correction
-    bypass = fields.get("correction.bypass", old.bypass if old else False)
-    if parts and (old is None or bypass != old.bypass):
-        yield f"correction={'bypass' if bypass else 'token'}"
+    bypass = base.bypass and base.correction is not None
+    chosen = fields.get("correction.bypass", bypass)
+    if parts and (base.correction is None or chosen != bypass):
+        yield f"correction={'bypass' if chosen else 'token'}"
     elif "correction" in fields:
         yield "correction=none"

@@ -6,13 +6,12 @@ key, which finds typos; `+key=value` is used where verl accepts any key, or if t
 Settings that verl does not read, or that do harm, are refused.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ascend_quant.integrations.verl import OPTIONS
 from ascend_quant.recipes import leaves
-from ascend_quant.recipes.keys import ACTOR, OURS, REFERENCE, plus
+from ascend_quant.recipes.keys import ACTOR, REFERENCE, plus
 from launch import ROOT
 from launch.recipes.fields import Recipe
 from launch.recipes.paths import Paths, settings
@@ -81,14 +80,12 @@ def _plus(name: str, written: Mapping[str, str]) -> str:
     return next((sign for one, sign in written.items() if sign and f"{name}.".startswith(f"{one}.")), plus(name))
 
 
-def refused(recipe: Recipe, keys: Iterable[str]) -> Iterator[str]:
+def refused(recipe: Recipe) -> Iterator[str]:
     """Yield a line with the fix for each verl setting that has no effect, or does harm."""
     verl = verl_of(recipe.stack)
-    for name in keys:
+    for name, _ in leaves(recipe.verl):
         if name in HARMFUL:
             yield f"{name}: {HARMFUL[name]}"
-        elif name.startswith(f"{OURS}.") and name.removeprefix(f"{OURS}.") not in OPTIONS:
-            yield f"{name}: there is no such option; the options are {', '.join(OPTIONS)}"
         elif name in verl.unread:
             instead = " and ".join(verl.unread[name])
             yield f"{name}: verl {verl.name} does not read it: {f'it reads {instead}' if instead else 'remove it'}"

@@ -1,18 +1,19 @@
 """Rules for combinations of settings: one function per subject, which yields problems and their fixes.
 
 The rules find settings that would have no effect, train wrongly, or fail long after the start. They do not repeat what
-the engine, verl and Megatron check at their start: codes of another scheme, parallel sizes that do not match the
-number of devices, and slices that are not whole heads, groups or blocks.
+our entry point, verl and Megatron check before they load a model: options of ours and their values, QAT for another
+scheme than the rollout's, settings that exact training does not allow, and parallel sizes that do not match the number
+of devices.
 """
 
 from collections.abc import Iterator
 
-from ascend_quant.integrations.verl import EXACT, EXACT_RANKS
+from ascend_quant.integrations.verl import EXACT
 from ascend_quant.recipes import leaves
 from ascend_quant.recipes.keys import (
     ACTOR,
+    CORRECTION,
     DATA_PARALLEL,
-    EXPERT_RANKS,
     MEGATRON,
     OPTIMIZER,
     OURS,
@@ -20,7 +21,6 @@ from ascend_quant.recipes.keys import (
     RANKS,
     ROLLOUT,
 )
-from launch.recipes.effective import correction_problems
 from launch.recipes.fields import Recipe
 from launch.recipes.overrides import refused
 from launch.recipes.paths import CHOSEN, paths_of, settings
@@ -30,13 +30,16 @@ PLUGINS = (f"{QUANTIZATION}.", f"{OURS}.")
 MINI = f"{ACTOR}.ppo_mini_batch_size"
 HOST_ADAM = f"{OPTIMIZER}.optimizer_cpu_offload"
 ROUTING_REPLAY = f"{ROLLOUT}.enable_rollout_routing_replay"
+# Tokens of a response at which weights of sequences, clipped at 2, leave 0.8 of a batch, for a KL divergence of 1e-4
+# per token, which is typical of INT8 rollouts (docs/mismatch.md).
+SEQUENCE_TOKENS = 1500
 
 
 def problems(recipe: Recipe) -> list[str]:
     """List the problems of a recipe whose fields are valid one by one."""
     subjects = (
-        *(_served, _older_verl, _fp8_training, _quantization_aware, _exact, _routing_replay),
-        *(_apart, _parallel, _micro_batch, correction_problems, _own_settings, _paths, _version),
+        *(_served, _older_verl, _fp8_training, _exact, _routing_replay, _apart),
+        *(_parallel, _micro_batch, _correction, refused, _paths),
     )
     return [problem for subject in subjects for problem in subject(recipe)]
 
@@ -54,10 +57,15 @@ def _served(recipe: Recipe) -> Iterator[str]:
 
 
 def _older_verl(recipe: Recipe) -> Iterator[str]:
-    """Yield our trainer options that nothing reads, because the stack uses verl's own entry point."""
-    verl, rollout = verl_of(recipe.stack), recipe.rollout
+    """Yield what the stack's verl lacks, and our trainer options, which its own entry point does not read."""
+    verl, rollout, sampling = verl_of(recipe.stack), recipe.rollout, "algorithm.filter_groups.enable"
     if verl is RELEASE:
         return
+    if recipe.setting(sampling):
+        yield (
+            f"{sampling}: verl {verl.name}, of stack {recipe.stack}, has no dynamic sampling: use another stack, or "
+            f"disable it: {sampling}=false"
+        )
     for name, value, without in (("send", rollout.send, "bf16"), ("qat", recipe.qat, None)):
         if value != without:
             yield f"{name}: {value} on stack {recipe.stack}, whose verl {verl.name} does not read it: leave it out"
@@ -71,64 +79,21 @@ def _fp8_training(recipe: Recipe) -> Iterator[str]:
             f"precision: fp8 on stack {recipe.stack}: Atlas A2 and A3 have no FP8 units, and "
             "TransformerEngine needs CUDA. Use bf16 training with int8 rollouts"
         )
-    if recipe.backend != "megatron":
-        yield (
-            f"precision: fp8 with backend {recipe.backend}: FP8 training is TransformerEngine's, which verl "
-            "uses through Megatron only. Use backend megatron, or bf16 training"
-        )
-    if recipe.fp8.param_gather and recipe.setting(HOST_ADAM):
+    if recipe.setting(f"{DATA_PARALLEL}.fp8_param_gather") and recipe.setting(HOST_ADAM):
         yield (
             f"{DATA_PARALLEL}.fp8_param_gather: true with {HOST_ADAM}: weights kept in FP8 need TransformerEngine's "
             "FusedAdam, which runs on the GPU; Adam on the host cannot step them. Set one of the two to false"
         )
-
-
-def _quantization_aware(recipe: Recipe) -> Iterator[str]:
-    if recipe.qat is None:
-        return
-    if recipe.qat_scheme != recipe.rollout.scheme:
-        yield (
-            f"qat: {recipe.qat} with {recipe.rollout.scheme} rollouts: the trainer would compute with other weights "
-            f"than the engine. Set scheme to {recipe.qat_scheme}, or qat to the rollout's scheme"
-        )
-    if recipe.fp8:
+    if recipe.qat:
         yield f"qat: {recipe.qat} with fp8 training: the GEMMs would round the weights a second time. Use bf16 training"
 
 
 def _exact(recipe: Recipe) -> Iterator[str]:
-    """Yield fields that break exactness; integrations/verl/training/exact/settings.py checks verl's other settings."""
-    if not recipe.is_exact:
-        if recipe.setting(f"{QUANTIZATION}.exact"):
-            yield f"correction: exact with qat {recipe.qat}: the trainer would compute another policy than the engine"
-        return
-    if recipe.stack.startswith("ascend"):
+    """Yield what our entry point does not know of exactness; integrations/verl/training/exact checks all else."""
+    if not recipe.is_exact and recipe.setting(f"{QUANTIZATION}.exact"):
+        yield f"correction: exact with qat {recipe.qat}: the trainer would compute another policy than the engine"
+    if recipe.is_exact and recipe.stack.startswith("ascend"):
         yield f"qat: {EXACT} on stack {recipe.stack}: NPUs have no exact engine. Use int8, or none"
-    rollout = recipe.rollout
-    for field, value, valid, why in (
-        ("backend", recipe.backend, ("fsdp2",), "exact training is built on transformers' modules"),
-        (
-            f"{QUANTIZATION}.ignore",
-            rollout.ignore,
-            ([],),
-            "only the GEMMs of quantized layers are equal in engine and trainer",
-        ),
-        (
-            "kv",
-            rollout.kv_cache,
-            ("auto",),
-            "decode would read quantized keys and prefill unquantized ones",
-        ),
-        (
-            RANKS,
-            rollout.tensor_parallel,
-            EXACT_RANKS,
-            "an all-reduce over more ranks has no fixed order of summation",
-        ),
-        (EXPERT_RANKS, rollout.expert_parallel, (1,), "expert parallelism changes the order of summation"),
-        ("placement: apart", rollout.apart, (0,), "answers would come from older weights"),
-    ):
-        if value not in valid:
-            yield f"{field}: {value} with qat {EXACT}: {why}. Use {' or '.join(map(str, valid))}"
 
 
 def _routing_replay(recipe: Recipe) -> Iterator[str]:
@@ -173,7 +138,8 @@ def _parallel(recipe: Recipe) -> Iterator[str]:
 def _micro_batch(recipe: Recipe) -> Iterator[str]:
     """Yield a micro-batch that is smaller than the longest sequence, at which verl would fail."""
     longest = recipe.rollout.max_prompt_length + recipe.rollout.max_response_length
-    share = recipe.parallel.context if recipe.parallel else recipe.sequence_parallel
+    megatrons = recipe.setting(f"{MEGATRON}.context_parallel_size", 1)
+    share = megatrons if recipe.backend == "megatron" else recipe.sequence_parallel
     key = f"{ACTOR}.ppo_max_token_len_per_gpu"
     tokens = recipe.setting(key, longest)
     if recipe.setting(f"{ACTOR}.use_dynamic_bsz") and isinstance(tokens, int) and tokens * share < longest:
@@ -183,8 +149,20 @@ def _micro_batch(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _own_settings(recipe: Recipe) -> Iterator[str]:
-    yield from refused(recipe, [key for key, _ in leaves(recipe.verl)])
+def _correction(recipe: Recipe) -> Iterator[str]:
+    """Yield corrections that would have no effect, hang, or lose most of the batch."""
+    if recipe.correction and recipe.bypass and recipe.setting(f"{CORRECTION}.rollout_is_batch_normalize"):
+        yield (
+            f"{CORRECTION}.rollout_is_batch_normalize: true with bypass: verl averages the weights over each "
+            "micro-batch, so a sequence that is alone in one gets the weight 1, and over all ranks, of which those of "
+            "other pipeline stages never answer. Set one of the two to false"
+        )
+    tokens = recipe.rollout.max_response_length
+    if recipe.correction == "sequence" and tokens > SEQUENCE_TOKENS:
+        yield (
+            f"{CORRECTION}.rollout_is: sequence with responses of {tokens} tokens: a weight is a product over all "
+            f"tokens, so that little of the batch is left from {SEQUENCE_TOKENS} on. Use token"
+        )
 
 
 def _paths(recipe: Recipe) -> Iterator[str]:
@@ -192,16 +170,3 @@ def _paths(recipe: Recipe) -> Iterator[str]:
     for key, value in settings(recipe, paths_of(recipe, None, recipe.data.folder, recipe.out)).items():
         if recipe.setting(key) != value:
             yield f"{key}: is chosen when the run starts: give {CHOSEN[key]}"
-
-
-def _version(recipe: Recipe) -> Iterator[str]:
-    verl, told = verl_of(recipe.stack), {}
-    for key, value in leaves(recipe.verl):
-        if part := verl.lacks(key):
-            told.setdefault(part, {})[key] = value
-    for part, tree in told.items():
-        if tree.get(f"{part}.enable", True):
-            yield (
-                f"{next(iter(tree))}: verl {verl.name}, of stack {recipe.stack}, has no {verl.absent[part]}: use "
-                f"another stack, or disable it: {part}.enable=false"
-            )

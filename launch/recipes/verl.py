@@ -67,25 +67,25 @@ class Verl:
     Attributes:
         name: name of the version in messages.
         main: module that starts a run. Ours logs every refit and verifies the sent weights; it needs verl's trainer v1.
-        absent: parts of the newer version's tree that this version lacks, and their purposes.
+        absent: part of the newer version's tree, dynamic sampling, if this version lacks it.
         unread: settings that this version does not read, and those that are read instead.
     """
 
     name: str
     main: str
-    absent: dict[str, str] = field(default_factory=dict)
+    absent: str | None = None
     unread: dict[str, tuple[str, ...]] = field(default_factory=lambda: UNREAD)
 
-    def lacks(self, key: str) -> str | None:
-        """Return the part that contains a setting, if this version lacks that part; else None."""
-        return next((part for part in self.absent if key == part or key.startswith(f"{part}.")), None)
+    def lacks(self, key: str) -> bool:
+        """Return whether this version lacks a setting."""
+        return self.absent is not None and f"{key}.".startswith(f"{self.absent}.")
 
 
 RELEASE = Verl("0.9.1", main="ascend_quant.integrations.verl.main_ppo")
 COMMIT = Verl(
     "0.8.0.dev (commit bcb638649a50)",
     main="verl.trainer.main_ppo",
-    absent={"algorithm.filter_groups": "dynamic sampling"},
+    absent="algorithm.filter_groups",
     unread={
         **UNREAD,
         f"{ACTOR}.entropy_checkpointing": (f"{ACTOR}.fsdp_config.entropy_checkpointing",),

@@ -7,6 +7,7 @@ verl checks when workers start.
 
 import warnings
 from dataclasses import fields
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
-from ascend_quant.integrations.verl import main_ppo, recipe_config, settings
+from ascend_quant.integrations.verl import main_ppo, settings
 from ascend_quant.integrations.verl.training import attention_settings, qat
 from ascend_quant.recipes import keys, leaves
 from ascend_quant.recipes.keys import DATA_PARALLEL, OPEN, OPTIMIZER, ROLLOUT, TRANSFORMER
@@ -45,6 +46,12 @@ def of(name: str) -> DictConfig:
     return composed(list(resolve(load(name), PATHS).overrides))
 
 
+@cache
+def bare(engine: str) -> dict[str, Any]:
+    """verl's own, with unresolved references."""
+    return OmegaConf.to_container(composed([f"model_engine={engine}"]), resolve=False)
+
+
 def through_hydra(name: str) -> DictConfig:
     """verl's configuration with +recipe=NAME, as our main composes it."""
     with initialize_config_module("verl.trainer.config", version_base=None):
@@ -58,10 +65,9 @@ def test_the_launchers_command_is_what_hydra_composes_of_the_recipe(name: str):
     """
     recipe = load(name)
     paths = Paths(recipe.setting("actor_rollout_ref.model.path"), recipe.data.folder, recipe.out)
-    ours = OmegaConf.to_container(through_hydra(name), resolve=False)
-    recipe_config.register()
-    assert keys.unknown(ours, OmegaConf.to_container(composed([f"model_engine={recipe.engine}"]), resolve=False)) == []
-    made = dict(leaves(OmegaConf.to_container(through_hydra(name), resolve=True)))
+    config = through_hydra(name)
+    assert keys.unknown(OmegaConf.to_container(config, resolve=False), bare(recipe.engine)) == []
+    made = dict(leaves(OmegaConf.to_container(config, resolve=True)))
     launched = dict(leaves(OmegaConf.to_container(composed(list(resolve(recipe, paths).overrides)), resolve=True)))
     assert {key: value for key, value in made.items() if not key.startswith("recipe.")} == launched
 
@@ -241,9 +247,8 @@ def attention(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_fp8_values_are_megatrons():
-    from launch.recipes.fields import Fp8
-
     transformer = get_type_hints(megatron_classes()[TRANSFORMER])
-    for ours, theirs in (("format", "fp8"), ("recipe", "fp8_recipe")):
-        valid = {value for kind in get_args(transformer[theirs]) for value in get_args(kind)}
-        assert set(get_args(Fp8.model_fields[ours].annotation)) <= valid
+    for name in ("fp8", "fp8_recipe"):
+        valid = {value for kind in get_args(transformer[name]) for value in get_args(kind)}
+        kinds = get_args(Recipe.model_fields[name].annotation)
+        assert {value for kind in kinds for value in get_args(kind) or [kind]} - {type(None)} <= valid

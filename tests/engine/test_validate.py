@@ -58,7 +58,7 @@ def test_whole_commands_of_the_page_are_taken(page: str):
     [
         {
             "trainer.save_frq=10": "trainer.save_frq: … trainer.save_freq?",
-            "trianer.save_freq=3": "trianer.save_freq: … trainer.save_freq?",
+            "trianer.save_freq=3": "trianer: … trainer?",
         },
         {"~trainer.nothere": "trainer.nothere"},
         {"trainer.x=[a": "[a"},

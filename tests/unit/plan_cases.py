@@ -44,7 +44,7 @@ def inventories_for(name: str) -> list[Inventory]:
     """Those of configs/clusters that a recipe fits."""
     recipe = load(name)
     machines = [one for one in map(inventories.load, inventories.names()) if one.stack == recipe.stack]
-    return [one for one in machines if not problems(recipe, one, places(recipe, one, RUN, False))]
+    return [one for one in machines if not [*problems(recipe, one, places(recipe, one, RUN, False))]]
 
 
 def facts(nic: str = "bond0", address: str = "192.0.2.11", devices: Sequence[int] = range(8)) -> dict[str, Any]:

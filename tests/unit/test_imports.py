@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from ascend_quant.recipes.keys import TRANSFORMER
 from launch.plan.imports import imports
-from launch.recipes import Paths, Recipe, load, names, resolve
+from launch.recipes import Paths, Recipe, load, names
 from launch.recipes.stacks import all_pins
 from launch.system.software import has_module, missing, python_path
 
@@ -37,17 +37,16 @@ DISTRIBUTIONS = {
 
 
 @cache
-def overrides(name: str, stack: str | None = None, *extra: str) -> tuple[Recipe, list[str]]:
-    """A recipe, on its own stack or another, and verl's settings: its own, then the user's."""
+def recipe(name: str, stack: str | None = None, *extra: str) -> Recipe:
+    """A recipe, on its own stack or another, with the user's settings."""
     changes = [f"stack={stack}"] if stack else []
     if stack == "ascend-cann8.5":  # whose verl has no dynamic sampling
         changes.append("algorithm.filter_groups.enable=false")
-    recipe = load(name, changes)
-    return recipe, [*resolve(recipe, PATHS).overrides, *extra]
+    return load(name, [*changes, *extra])
 
 
 def modules(name: str, *extra: str, stack: str | None = None) -> set[str]:
-    return {one.module for one in imports(*overrides(name, stack, *extra))}
+    return {one.module for one in imports(recipe(name, stack, *extra))}
 
 
 @cache
@@ -60,19 +59,19 @@ def of_stack(stack: str) -> set[str]:
 
 def stacks_of(name: str) -> list[str]:
     """A recipe's stack, and others for the same devices: stack=.. takes them."""
-    own = overrides(name)[0].stack
+    own = recipe(name).stack
     return [stack for stack, pins in all_pins().items() if pins.devices == all_pins()[own].devices]
 
 
 def test_a_stack_has_what_its_recipes_import():
-    for name, stack in ((recipe, stack) for recipe in names() for stack in stacks_of(recipe)):
-        wanted = [one for one in imports(*overrides(name, stack)) if one.group is None]  # our own are with our wheel
+    for name, stack in ((one, other) for one in names() for other in stacks_of(one)):
+        wanted = [one for one in imports(recipe(name, stack)) if one.group is None]  # our own are with our wheel
         lacking = {one.module for one in wanted if not DISTRIBUTIONS[one.module] & of_stack(stack)}
         assert not lacking, f"{name} cannot run on {stack}"
 
 
 @pytest.mark.parametrize(
-    ("recipe", "extra", "appears"),
+    ("name", "extra", "appears"),
     [
         ("addition-int8", "trainer.logger=[console,wandb]", {"wandb"}),
         ("addition-int8", "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl", {"cupy"}),
@@ -82,12 +81,12 @@ def test_a_stack_has_what_its_recipes_import():
         ("qwen2.5-7b-int8-gsm8k-a2", "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl", set()),  # HCCL's
     ],
 )
-def test_the_users_settings_count(recipe: str, extra: str, appears: set[str]):
-    assert modules(recipe, extra) - modules(recipe) == appears
+def test_the_users_settings_count(name: str, extra: str, appears: set[str]):
+    assert modules(name, extra) - modules(name) == appears
 
 
 def test_what_to_install_for_a_tracker_is_named():
-    found = imports(*overrides("addition-int8", None, "trainer.logger=[console,swanlab]"))
+    found = imports(recipe("addition-int8", None, "trainer.logger=[console,swanlab]"))
     (one,) = [one for one in found if one.module == "swanlab"]
     assert has_line_naming(one.what, "swanlab") and has_line_naming(one.fix, "pip install swanlab", "console,file")
 
@@ -118,7 +117,7 @@ def test_nothing_is_imported_to_look(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("folder", ["", "transformer_engine/wheel_lib"])
 def test_transformer_engines_part_for_torch_is_found_where_either_package_puts_it(folder, tmp_path):
-    (part,) = [one for one in imports(*overrides("qwen3-4b-fp8")) if one.module == "transformer_engine_torch"]
+    (part,) = [one for one in imports(recipe("qwen3-4b-fp8")) if one.module == "transformer_engine_torch"]
     assert missing([part], [str(tmp_path)]) == [part]
     (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     (tmp_path / folder / f"transformer_engine_torch{EXTENSION_SUFFIXES[0]}").touch()

@@ -102,7 +102,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_plan_of_this_machine(tmp_path: Path, patience: None, monkeypatch: pytest.MonkeyPatch):
     """The node process is a real one: it finds lo and 127.0.0.1, and that the data are missing."""
-    monkeypatch.setattr(validate, "installed", lambda: None)
+    monkeypatch.setattr(validate, "problems_of", lambda *_: ([], None))
     arguments = ["train", "addition-int8", "--set", "nodes=1", "--data", str(tmp_path), "--out", str(tmp_path / "out")]
     shown = run(*arguments, "--dry-run", "--json", "--", "trainer.save_freq=7", OMP_NUM_THREADS="3", HF_TOKEN="hunter2")
     assert shown.exit_code == 3, shown.stderr
@@ -122,7 +122,7 @@ def test_the_plan_of_this_machine(tmp_path: Path, patience: None, monkeypatch: p
 @pytest.mark.parametrize("given", ["mine.parquet", "mine.parquet,other.jsonl"])
 def test_data_may_be_files(tmp_path: Path, patience: None, monkeypatch: pytest.MonkeyPatch, given: str):
     """Of a recipe of the user's, too; one file serves training and validation, which the plan says."""
-    monkeypatch.setattr(validate, "installed", lambda: None)
+    monkeypatch.setattr(validate, "problems_of", lambda *_: ([], None))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.yaml").write_text(
         "# @package _global_\ndefaults: [addition-int8, _self_]\nrecipe: {name: own}\ntrainer: {nnodes: 1}\n"
@@ -160,7 +160,7 @@ def test_data_may_be_a_folder_here_or_on_the_hosts(tmp_path: Path, monkeypatch, 
 
 
 def test_the_last_lines_of_a_dry_run_say_what_stops_it_and_what_to_do(tmp_path: Path, patience: None, monkeypatch):
-    monkeypatch.setattr(validate, "installed", lambda: None)
+    monkeypatch.setattr(validate, "problems_of", lambda *_: ([], None))
     shown = run("train", "addition-int8", "--set", "nodes=1", "--data", str(tmp_path), "--dry-run")
     assert shown.exit_code == 3
     last = shown.stdout.rstrip().rpartition("\n\n")[2]
@@ -178,14 +178,13 @@ def test_a_dry_run_ends_with_3_if_a_host_would_stop(answer: dict | None, code: i
             raise LaunchError("ssh: connection refused")
         return facts("lo", "127.0.0.1", [0]) | answer
 
-    monkeypatch.setattr(validate, "installed", lambda: None)
+    monkeypatch.setattr(validate, "problems_of", lambda *_: ([], None))
     monkeypatch.setattr(transport, "ask", ask)
     assert run("train", "addition-int8", "--set", "nodes=1", "--dry-run").exit_code == code
 
 
 def test_a_dry_run_ends_with_2_if_verl_would_refuse(monkeypatch: pytest.MonkeyPatch):
-    """verl is not asked where another one is installed, and what it says is all that is printed."""
-    monkeypatch.setattr(validate, "installed", lambda: "0.9.1")
+    """What verl says is all that is printed."""
     monkeypatch.setattr(validate, "asked", lambda overrides: (["no trainer.save_frq"], None))
     shown = run("train", "addition-int8", "--set", "nodes=1", "--dry-run", "--", "trainer.save_frq=10")
     assert (shown.exit_code, shown.stdout) == (2, "")

@@ -65,10 +65,12 @@ def test_what_is_in_the_way_of_several_hosts_stands_once_at_the_end():
     assert "--dry-run" in text(tree(plan(), answers)).splitlines()[-1]
 
 
-def test_every_recipe_has_a_dry_run():
-    for name in names():
-        recipe, machines = load(name), inventories_for(name)[0]
-        made = plan(recipe=name, machines=machines, out=f"{machines.shared[0]}/one" if machines.shared else None)
+def test_every_kind_of_recipe_has_a_dry_run():
+    kinds = {(one.stack, one.backend, one.nodes, one.rollout.scheme): one for one in map(load, names())}
+    assert len(kinds) > 10
+    for recipe in kinds.values():
+        machines = inventories_for(recipe.name)[0]
+        made = plan(recipe.name, machines, out=f"{machines.shared[0]}/one" if machines.shared else None)
         seen = text(tree(made, silent))
         assert all(f"{host.address} " in seen for host in machines.hosts[: recipe.nodes])
         assert f"trainer.nnodes={recipe.nodes}" in seen and f"n_gpus_per_node={recipe.devices_per_node}" in seen

@@ -8,8 +8,7 @@ from math import log, sqrt
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from naming import has_line_naming
 from test_recipe_files import error, write
 from torch import Tensor
 
@@ -17,9 +16,9 @@ pytest.importorskip("verl", reason="verl is not installed")
 
 from hydra import compose, initialize_config_module
 
-from ascend_quant.integrations.verl.training.effective_sample import NAME
+from ascend_quant.integrations.verl.training.effective_sample import LEAST
 from launch.recipes import load, names, paths_of, resolve
-from launch.recipes.effective import KL, LEAST, effective_share, told
+from launch.recipes.rules import SEQUENCE_TOKENS
 
 SAMPLED = torch.tensor([[-1.0, -2.0, -0.5], [-0.3, -0.2, -0.1], [-4.0, -1.0, 0.0]])  # by the engine
 TRAINED = torch.tensor([[-0.9, -1.5, -0.6], [-0.4, -0.6, -0.1], [-1.0, -1.0, 0.0]])  # of the same tokens
@@ -27,9 +26,10 @@ REAL = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0], [1.0, 1.0, 0.0]])  # 1 wh
 ADVANTAGES = torch.tensor([[0.5], [-1.0], [2.0]]).expand(3, 3)
 CORRECTION = "algorithm.rollout_correction"
 SEQUENCE = ["correction=token", f"{CORRECTION}.rollout_is=sequence"]
-EXACT = [name for name in names() if load(name).is_exact]
+RECIPES = {name: load(name) for name in names()}
+EXACT = [name for name, recipe in RECIPES.items() if recipe.is_exact]
 CLIP = {name: 1.2 if "gsm8k" in name else 1.28 for name in EXACT}  # verl's default, and DAPO's
-BYPASS = [name for name in names() if (one := load(name).correction) and one.bypass]
+BYPASS = [name for name, recipe in RECIPES.items() if recipe.bypass and recipe.correction]
 
 
 def loss_of(name: str, sequences: int = 3) -> tuple[Tensor, Tensor, str, set[str]]:
@@ -38,7 +38,7 @@ def loss_of(name: str, sequences: int = 3) -> tuple[Tensor, Tensor, str, set[str
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.utils.config import omega_conf_to_dataclass
 
-    recipe = load(name)
+    recipe = RECIPES[name]
     overrides = resolve(recipe, paths_of(recipe, "/m", "/d", "/o")).overrides
     with initialize_config_module("verl.trainer.config", version_base=None):
         actor = omega_conf_to_dataclass(compose("ppo_trainer", overrides=list(overrides)).actor_rollout_ref.actor)
@@ -83,46 +83,28 @@ def test_without_the_policy_gradient_the_clip_is_at_work(name: str, high: float)
     torch.testing.assert_close(found, gradient)
 
 
-@settings(max_examples=30, deadline=None)
-@given(tokens=st.integers(200, 20_000), kl=st.floats(5e-5, 1e-4), threshold=st.floats(1.0, 5.0))
-def test_the_share_is_that_of_the_integral(tokens: int, kl: float, threshold: float):
+def share_of(tokens: int, kl: float = 1e-4, threshold: float = 2.0) -> float:
+    """What clipped weights of sequences leave of a batch, E[w]^2 / E[w^2], where their logarithm is normal."""
     at = torch.linspace(-12, 12, 200_001, dtype=torch.float64)
     density = (-at * at / 2).exp() / (-at * at / 2).exp().sum()
     weight = (sqrt(2 * tokens * kl) * at - tokens * kl).clamp(max=log(threshold)).exp()
-    share = (weight * density).sum() ** 2 / (weight**2 * density).sum()
-    assert effective_share(tokens, kl, threshold) == pytest.approx(share.item(), rel=1e-6)
+    return ((weight * density).sum() ** 2 / (weight**2 * density).sum()).item()
 
 
-def test_the_share_of_the_longest_answers_stays_finite():
-    shares = [effective_share(tokens, 1.0, 2.0) for tokens in (0, 30, 400, 500, 5000, 100_000)]
-    assert shares[0] == 1 and shares == sorted(shares, reverse=True) and 0 <= shares[-1] < shares[1] < 0.01
+def test_sequences_are_refused_from_the_length_at_which_their_weights_leave_too_little(tmp_path):
+    assert share_of(SEQUENCE_TOKENS) > LEAST > share_of(SEQUENCE_TOKENS + 100)
+    assert load(write(tmp_path), [*SEQUENCE, f"data.max_response_length={SEQUENCE_TOKENS}"])
+    message = error(tmp_path, *SEQUENCE, "data.max_response_length=10240")
+    assert has_line_naming(message, f"{CORRECTION}.rollout_is: sequence", "10240")
+    assert load(write(tmp_path), ["correction=bypass", "data.max_response_length=30720"])
+
+
+def test_a_mean_over_micro_batches_is_refused(tmp_path):
+    normalized = f"{CORRECTION}.rollout_is_batch_normalize=true"
+    assert load(write(tmp_path), ["correction=token", normalized])
+    assert has_line_naming(error(tmp_path, "correction=bypass", normalized), "rollout_is_batch_normalize", "bypass")
 
 
 def test_no_recipe_trains_without_its_weights():
-    for recipe in map(load, names()):
-        assert recipe.is_exact == (recipe.correction is None) == ("exact/unequal" in told(recipe))
-        if correction := recipe.correction:
-            if correction.level == "sequence":
-                assert effective_share(recipe.rollout.max_response_length, 1e-4, correction.threshold) >= 0.8
-            assert correction.level in told(recipe) and NAME in told(recipe)
-            assert ("actor/rollout_corr/" in told(recipe)) == correction.bypass
-
-
-@pytest.mark.parametrize(
-    "changes, response, words",
-    [
-        (["correction=bypass", f"{CORRECTION}.rollout_is_batch_normalize=true"], 32, ("batch_normalize", "bypass")),
-        (SEQUENCE, 10240, ("sequence", "10240", "0.49")),
-        ([*SEQUENCE, f"{CORRECTION}.rollout_is_batch_normalize=true"], 128, None),
-        (["correction=bypass"], 30720, None),
-    ],
-)
-def test_what_corrects_nothing_is_refused(tmp_path, changes: list[str], response: int, words: tuple[str, ...] | None):
-    changes = [*changes, f"data.max_response_length={response}"]
-    if words is None:
-        assert load(write(tmp_path), changes)
-    else:
-        said = error(tmp_path, *changes)
-        assert all(word in said for word in words)
-    share = effective_share(response if SEQUENCE[1] in changes else 1, KL, 2.0)
-    assert (share >= LEAST) == ("sequence" not in (words or ()))
+    for recipe in RECIPES.values():
+        assert recipe.is_exact == (recipe.correction is None)

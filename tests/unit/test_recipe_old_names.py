@@ -18,10 +18,7 @@ CASES = {
     ],
     "nodes=2": ["trainer.nnodes=2"],
     "rollout.apart=2": ["placement=apart", "trainer.n_gpus_per_node=6", "actor_rollout_ref.rollout.n_gpus_per_node=2"],
-    "training.offload=true": [
-        "actor_rollout_ref.actor.megatron.param_offload=true",
-        "actor_rollout_ref.actor.megatron.optimizer_offload=true",
-    ],
+    "training.offload=true": ["recipe.offload=true"],
     "training.cpu_adam=true": ["optimizer=cpu"],
     "training.precision=fp8": ["precision=fp8"],
     "correction={level: token, bypass: true}": ["correction=bypass"],

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from test_recipe_files import ACTOR, ROLLOUT, load, write
-from test_recipe_rules import CORRECTION, MEGATRON, OPTIONS, QAT
+from test_recipe_rules import MEGATRON, OPTIONS, QAT
 
 from ascend_quant.integrations.verl.training.attention_settings import LIBRARY, PACKED
+from ascend_quant.recipes.keys import CORRECTION
 from launch.recipes import Paths, paths_of, resolve
 from launch.recipes.verl import text
 
