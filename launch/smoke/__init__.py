@@ -6,5 +6,5 @@ its recipe on one device.
 setting.py    settings of all parts: stack, folder, remaining time
 parts.py      the parts in their order, and continuation of an earlier run
 training.py   the training steps, and the NaN after them
-reading.py    results of NPUs, written into docs/ascend.md
+reading.py    results of NPUs, a row for each probe
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 from ascend_quant.integrations.contract import Use, problem_of
 from ascend_quant.integrations.vllm.contract import CONTRACT
 from launch import ROOT, LaunchError
-from launch.contract.sources import Sources, takes
+from tools.contract.sources import Sources, takes
 
 TABLES: dict[str, Mapping[str, tuple[Use, ...]]] = {"vllm": CONTRACT}
 OURS = ROOT / "ascend_quant"
