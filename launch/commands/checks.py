@@ -171,7 +171,7 @@ def _try(setting: "Setting", wanted: list[str], out: Path | None, printed: bool)
     try:
         content = smoke(setting, wanted, console, before, keep)
     except UnknownProbe as why:
-        fail(f"--only: {why}; and {', '.join(ALONE[setting.devices])}", WRONG_USE)
+        fail(f"--only: {why}; and {', '.join(ALONE)}", WRONG_USE)
     if printed:
         typer.echo(as_text(content), nl=False)
     if out is not None:

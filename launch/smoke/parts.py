@@ -27,7 +27,7 @@ from launch.system.software import CHIP_VARIABLE
 START_S = 75  # until the first probe begins, which imports torch and vLLM and starts the driver
 DOCTOR_S = 60
 DOCTOR = "doctor"
-ALONE = {"none": (DOCTOR, TRAIN), "gpu": (DOCTOR, TRAIN, NAN), "npu": (DOCTOR, TRAIN, NAN)}  # parts without probes
+ALONE = (DOCTOR, TRAIN, NAN)  # the parts that are no probes
 HUNG = re.compile(r"^Timeout \(\d", re.MULTILINE)  # faulthandler's, at a probe's time limit
 FINDS = "the doctor finds nothing that would stop a run"
 
@@ -54,7 +54,7 @@ def smoke(
     if not wanted:
         chosen -= {one.name for one in earlier if one.status != NOT_APPLICABLE}
     results = {one.name: one for one in earlier if one.name not in chosen}
-    everything = [*ALONE[setting.devices], *(one.name for one in probes_for(setting.device))]
+    everything = [*ALONE, *(one.name for one in probes_for(setting.device))]
     spent, begun = (before["seconds"] if before else 0.0), time.monotonic()
     about = {"started": before["started"] if before else now()} | about_of(setting)
 
@@ -73,10 +73,9 @@ def smoke(
 
 def chosen_of(setting: Setting, wanted: Sequence[str]) -> tuple[list[Probe], set[str]]:
     """Return the requested probes, and the names of all requested parts."""
-    alone = ALONE[setting.devices]
-    asked = [name for name in wanted if not any(is_in(one, name) for one in alone)]
+    asked = [name for name in wanted if not any(is_in(one, name) for one in ALONE)]
     probes = probes_for(setting.device, asked) if asked or not wanted else []
-    names = {name for name in alone if not wanted or any(is_in(name, one) for one in wanted)}
+    names = {name for name in ALONE if not wanted or any(is_in(name, one) for one in wanted)}
     return probes, names | {one.name for one in probes}
 
 

@@ -1,6 +1,6 @@
 """`run.sh smoke` with a real engine: it passes as it stands, and a refit that went wrong does not pass.
 
-Training has two ways: the demo, which tests/images runs, and the recipe for devices, planned here on CPUs.
+tests/images runs all of it, with training.
 """
 
 import json

@@ -51,14 +51,14 @@ def test_nothing_of_where_it_was_built_is_in_it(docker, cpu):
 
 
 def test_smoke_as_anybody_on_a_read_only_root(docker, cpu, tmp_path):
-    """All of it applies here and passes: three training steps among it, which are the demo's."""
+    """All of it applies here and passes: three training steps among it, and the NaN after them."""
     tmp_path.chmod(0o777)
     options = (*LOCKED_DOWN, "--user", "12345:12345", "-v", f"{tmp_path}:/work")
     done = docker.tried("run", *options, cpu, "smoke", "--out", "/work/smoke.json", timeout=SMOKE_SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     found = {one["name"]: one for one in json.loads((tmp_path / "smoke.json").read_text())["probes"]}
     assert {name: one["status"] for name, one in found.items()} == dict.fromkeys(
-        ("doctor", "versions", "libraries", "operators.schemes", "train", "engine.refit"), "ok"
+        ("doctor", "versions", "libraries", "operators.schemes", "train", "train.nan", "engine.refit"), "ok"
     )
     receipts = found["train"]["values"]["receipts"]
     assert len(receipts) == 3 and all(one["proved"] == one["tensors"] > 0 for one in receipts)
