@@ -3,7 +3,6 @@
 On one NPU, all limits add up to less than an hour.
 """
 
-import datetime
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from rich.console import Console
 
 from ascend_quant import __version__
 from ascend_quant.smoke.probes import Probe, is_in, probes_for
-from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, SCHEMA, Result, document, show, without_traces
+from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, SCHEMA, Result, document, now, show, without_traces
 from launch.doctor.drivers import devices as devices_of
 from launch.smoke.setting import LAUNCH, Setting
 from launch.smoke.training import NAN, TRAIN, train
@@ -77,10 +76,6 @@ def chosen_of(setting: Setting, wanted: Sequence[str]) -> tuple[list[Probe], set
     probes = probes_for(setting.device, asked) if asked or not wanted else []
     names = {name for name in ALONE if not wanted or any(is_in(name, one) for one in wanted)}
     return probes, names | {one.name for one in probes}
-
-
-def now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def about_of(setting: Setting) -> dict[str, Any]:
