@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(1500)
 
 LARGEST, CHANGED = 2.8e9, 30e6  # bytes: of the image, and of what a changed file adds to a registry
 LOCKED_DOWN = ("--rm", "--read-only", "--tmpfs", "/tmp:exec", "--network", "none", "--shm-size", "2g")
-SMOKE_SECONDS = 600
+SMOKE_SECONDS = 800
 MANIFEST = ("python", "-m", "launch.manifest")
 MACHINE = platform.machine()
 
