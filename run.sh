@@ -6,7 +6,7 @@ unset PYTHONHOME # of another interpreter than those that are started here
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 VENV=$(realpath -m "${VENV:-$ROOT/.venv}")
 LOCK=$(realpath -m "${ASCEND_QUANT_LOCK:-$ROOT/docker/locks/cpu.txt}")
-HELP=$ROOT/docs/cli.md # the commands' own help, written there by launch.pages; images have it not, but an environment
+HELP=$ROOT/docs/cli.md # the commands' own help, written there by tools.pages; images have it not, but an environment
 readonly ROOT VENV LOCK HELP
 
 # Every group that needs no accelerator, in order; .github/workflows/nightly.yml reads it here (test --list).
@@ -304,7 +304,7 @@ run_bench() {
 run_lint() {
   if (($#)); then
     [[ $1 == --contract ]] || die "lint: takes nothing but --contract RELEASE, not '$1'"
-    run_module launch.contract "${@:2}"
+    run_module tools.contract "${@:2}"
   fi
   set_up
   cd "$ROOT"

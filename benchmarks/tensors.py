@@ -1,6 +1,6 @@
 """A model's BF16 weights as a trainer holds them: each once in memory, and changed in place between two syncs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 
@@ -53,19 +53,6 @@ def spread(name: str, tensor: torch.Tensor) -> float:
         return 0.1
     scale = {"model.embed_tokens.weight": tensor.shape[-1] ** 0.5, "lm_head.weight": 4.0}.get(name, 1.0)
     return scale / tensor.shape[-1] ** 0.5
-
-
-def buckets(weights: Iterable[NamedTensor], limit: int = BUCKET) -> Iterator[list[NamedTensor]]:
-    """Yield the weights in their order, as many at a time as `limit` bytes hold; a larger tensor travels alone."""
-    bucket, size = [], 0
-    for name, tensor in weights:
-        if bucket and size + tensor.nbytes > limit:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append((name, tensor))
-        size += tensor.nbytes
-    if bucket:
-        yield bucket
 
 
 def total_bytes(weights: Iterable[NamedTensor]) -> int:

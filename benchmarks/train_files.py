@@ -24,7 +24,8 @@ def write_model(model: Model, folder: Path, device: str) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from benchmarks.tensors import Weights, buckets
+    from ascend_quant.schemes.tensors import buckets
+    from benchmarks.tensors import Weights
 
     folder.mkdir(parents=True, exist_ok=True)
     model.write_config(folder)

@@ -11,8 +11,9 @@ import torch
 from vllm.distributed import get_world_group
 
 from ascend_quant.integrations.vllm import refit_of, register
+from ascend_quant.schemes.tensors import buckets
 from benchmarks.tasks import Task
-from benchmarks.tensors import Weights, buckets, total_bytes
+from benchmarks.tensors import BUCKET, Weights, total_bytes
 from benchmarks.timing import once, wait
 
 SEED = 1
@@ -74,7 +75,7 @@ class Trainer:
 
     def _session(self) -> Callable[[], object]:
         """Return a sync in buckets, as verl's worker does; for ours, inside one session."""
-        parts = list(buckets(self.named))
+        parts = list(buckets(self.named, BUCKET))
         ours = hasattr(self.engine, "ascend_quant_refit")
 
         def run() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FILES = ("pyproject.toml", "README.md", "LICENSE")
-FOLDERS = ("ascend_quant", "launch", "tests")  # the last two are there to be left out
+FOLDERS = ("ascend_quant", "launch", "tools", "tests")  # the last three are there to be left out
 
 
 def copy(folder: Path) -> Path:

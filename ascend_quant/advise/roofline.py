@@ -4,8 +4,7 @@
 
 Williams, Waterman, Patterson, "Roofline", 2009. The constants are from traces of BF16 decode steps on an H200 with vLLM
 0.23, not from measured speedups. tests/unit/test_advise.py compares predictions for other lengths, other models and the
-H100 with measurements. Nothing was measured on NPUs: for them the roofline is evaluated twice, with a GPU's overheads
-and with an NPU's, and neither gives a verdict.
+H100 with measurements. Nothing was measured on the other devices, for which only memory is estimated.
 """
 
 from collections.abc import Mapping
@@ -56,19 +55,6 @@ H200 = Device(140 * GIB, 4.27e12, {"bf16": 695e12, "int8": 1279e12})
 # H100: 19.58 GB were copied in 6.47 ms on 2026-11-25; compute rates are the H200's, which has the same chip.
 H100 = replace(H200, memory=79 * GIB, bandwidth=3.03e12)
 DEVICES = {"A2": Device(64 * GIB), "A3": Device(64 * GIB), "A100": Device(79 * GIB), "H100": H100, "H200": H200}
-
-
-def _as_an_h200(bandwidth: float, bf16: float, int8: float) -> Device:
-    """Return an NPU with the efficiency of an H200 relative to its data sheet: 4.8 TB/s, 989.5 TFLOP/s, 1979 TOP/s."""
-    reached = H200.bandwidth / 4.8e12, H200.rates["bf16"] / 989.5e12, H200.rates["int8"] / 1979e12
-    return Device(64 * GIB, bandwidth * reached[0], {"bf16": bf16 * reached[1], "int8": int8 * reached[2]})
-
-
-# Data sheets, from Ascend/msmodeling: the 910B3 of an A2, and one die of an A3's 910C.
-ON_PAPER = {"A2": _as_an_h200(1.6e12, 294.9e12, 626e12), "A3": _as_an_h200(1.6e12, 353.9e12, 752e12)}
-# vllm-ascend pull request 6274: a norm and a dynamic quantization take 22.8 us in two kernels, 16.9 in one, mostly
-# overhead. 9 us and 2 ms put the estimate above the floors of its nightly tests, and near the one without links.
-NPU_STARTS = {"kernel": 9e-6, "host": 2e-3}
 
 
 class Row(NamedTuple):
@@ -220,27 +206,8 @@ def advise(model: Model, device: str, workload: Workload) -> tuple[str, dict[str
         given = workload.memory * DEVICES[device].memory / GIB
         raise AdviceError(f"INT8 does not fit either: {sizes} in {given:.1f} GiB; raise --tp or --memory")
     if int8.tokens_per_second is None:
-        more = f" {_unmeasured(model, device, workload)}{PUBLISHED}" if device in NPUS else ""
-        return f"Speed was not measured on {device}.{more}", found
+        return f"Speed was not measured on {device}.{PUBLISHED if device in NPUS else ''}", found
     return _verdict(found, workload), found
-
-
-def on_paper(model: Model, device: str, workload: Workload) -> list[dict[str, Estimate]]:
-    """Return an NPU's BF16 and INT8 rows by its data sheet: with a GPU's launch overhead, then with an NPU's."""
-    readings = ON_PAPER[device], replace(ON_PAPER[device], **NPU_STARTS)
-    return [{name: estimate(model, each, ROWS[name], workload) for name in ("bf16", "int8")} for each in readings]
-
-
-def _unmeasured(model: Model, device: str, workload: Workload) -> str:
-    as_gpu, as_npu = (gains(found).get("int8") for found in on_paper(model, device, workload))
-    if as_gpu is None or as_npu is None:
-        return "BF16 does not fit."
-    links = "; communication between devices lowers both" if workload.tp > 1 else ""
-    return (
-        f"By this estimate INT8 gives {as_gpu:.2f} times the tokens/s of BF16 if kernel launches cost what they "
-        f"do on a GPU (2 us\neach, 0.25 ms of host time per step), {as_npu:.2f} times if they cost what they do "
-        f"on NPUs (9 us, 2 ms){links}.\nIt may or may not pay: measure it."
-    )
 
 
 def gains(found: dict[str, Estimate]) -> dict[str, float]:

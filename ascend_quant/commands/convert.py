@@ -19,7 +19,7 @@ from ascend_quant.files.documents import BadDocument
 from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.schemes import SCHEMES, UnknownScheme
 from ascend_quant.schemes.layer_names import PatternError
-from ascend_quant.terminal.exits import FAILED
+from ascend_quant.terminal.exits import FAILED, fail
 from ascend_quant.terminal.progress import counting
 
 QUANTIZED = ", ".join(name for name, scheme in SCHEMES.items() if scheme.quantized)
@@ -53,8 +53,7 @@ def convert(
         with counting("converting", errors) as progress:
             summary = carry_out(request, progress)
     except (BadCheckpoint, BadDocument, PatternError, OSError) as error:
-        errors.print(f"cannot convert: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(FAILED) from error
+        fail(f"cannot convert: {error}", FAILED)
     seconds = time.perf_counter() - start
     if as_json:
         typer.echo(json.dumps(asdict(summary) | {"seconds": round(seconds, 3)}, indent=1))

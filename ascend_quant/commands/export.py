@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ascend_quant.terminal.exits import FAILED
+from ascend_quant.terminal.exits import FAILED, fail
 
 if TYPE_CHECKING:
     from ascend_quant.export import Trained
@@ -62,8 +62,7 @@ def export(
     try:
         trained = _exported(checkpoint, out, scheme, hf_model, tuple(ignore or ()), errors)
     except (BadCheckpoint, BadDocument, PatternError, OSError) as error:  # OSError: such as a full disk
-        errors.print(f"cannot export: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(FAILED) from error
+        fail(f"cannot export: {error}", FAILED)
     if as_json:
         about = {"kind": trained.kind, "checkpoint": str(trained.folder), "step": trained.step}
         typer.echo(json.dumps(about | {"scheme": scheme, "out": str(out)}, indent=1))

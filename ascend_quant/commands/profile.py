@@ -17,7 +17,7 @@ from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint, find
 from ascend_quant.profile.compare import Comparison, compare_int8
 from ascend_quant.profile.files import files_of, save
 from ascend_quant.profile.w8a8 import read_w8a8
-from ascend_quant.terminal.exits import FAILED
+from ascend_quant.terminal.exits import FAILED, fail
 from ascend_quant.terminal.progress import Bars
 
 SHOWN = 20  # parameters in the table of those that are not reproduced
@@ -52,8 +52,7 @@ def profile(
         result = compared(reference, other, errors)
         files = save(result.profile, output)
     except (BadCheckpoint, BadDocument, OSError) as error:
-        errors.print(f"cannot profile: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(FAILED) from error
+        fail(f"cannot profile: {error}", FAILED)
     if as_json:
         typer.echo(json.dumps(summary(result, files), indent=1))
     else:

@@ -1,6 +1,5 @@
 """`ascend-quant smoke`: test whether this installation works on this device."""
 
-import datetime
 import sys
 from contextlib import redirect_stdout
 from enum import Enum
@@ -50,7 +49,7 @@ def smoke(
 
     from ascend_quant import __version__
     from ascend_quant.smoke.probes import On, UnknownProbe, carry_out, probes_for
-    from ascend_quant.smoke.results import Result, as_text, document, show
+    from ascend_quant.smoke.results import Result, as_text, document, now, show
 
     if out is not None and (said := why_no_file(out)):
         fail(f"--out {said}", WRONG_USE)
@@ -64,8 +63,7 @@ def smoke(
             probes = probes_for(on.device.type, only or ())
         except UnknownProbe as why:
             fail(f"--only: {why}", WRONG_USE)
-        started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        about = {"version": __version__, "started": started, "device": on.device.type}
+        about = {"version": __version__, "started": now(), "device": on.device.type}
         for one in probes:
             results.append(carry_out(one, on))
             show(results[-1], console)

@@ -7,6 +7,7 @@ from threading import Lock
 
 import ascend_quant
 from ascend_quant.convert.formats import PLAIN, Spec, description, format_of, section
+from ascend_quant.convert.model import INDEX
 from ascend_quant.convert.output import MODIFIED, Output, as_json, check_room
 from ascend_quant.convert.plan import Plan, plan_quantizing, plan_undoing
 from ascend_quant.convert.quantized import Quantized
@@ -19,7 +20,6 @@ from ascend_quant.schemes import Scheme, get_scheme
 from ascend_quant.schemes.layer_names import Ignored
 
 SINGLE = "model.safetensors"  # written without an index
-INDEX = "model.safetensors.index.json"
 DESCRIPTION = "quant_model_description.json"
 WRITTEN_ANEW = (INDEX, DESCRIPTION, "config.json", MANIFEST)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ascend_quant.convert.model import Expected, read_config, shapes
+from ascend_quant.convert.model import INDEX, Expected, read_config, shapes
 from ascend_quant.convert.pieces import not_finite
 from ascend_quant.convert.source import other_files, plain_config
 from ascend_quant.export.fsdp import CONFIG, Shards
@@ -25,6 +25,7 @@ from ascend_quant.export.megatron import Names, Slice, slices
 from ascend_quant.export.torch_dist import TorchDist
 from ascend_quant.files.documents import read_text
 from ascend_quant.profile.checkpoints import BadCheckpoint
+from ascend_quant.schemes.tensors import buckets
 
 FILE_BYTES = 4 << 30
 STEP = r"(?:global_step_|iter_)(\d+)"
@@ -193,8 +194,8 @@ def _write_folder(
 
     place: dict[str, Path] = {}
     total = 0
-    for number, part in enumerate(_parts(tensors)):
-        path = out / f"model-{number + 1:05d}.safetensors"
+    for number, part in enumerate(map(dict, buckets(tensors, FILE_BYTES)), start=1):
+        path = out / f"model-{number:05d}.safetensors"
         save_file(part, path, metadata={"format": "pt"})
         place |= dict.fromkeys(part, path)
         total += sum(tensor.nbytes for tensor in part.values())
@@ -206,17 +207,6 @@ def _write_folder(
     (out / "config.json").write_text(json.dumps({**kept, "torch_dtype": "bfloat16"}, indent=2) + "\n")
 
 
-def _parts(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
-    part, held = {}, 0
-    for name, tensor in tensors:
-        if part and held + tensor.nbytes > FILE_BYTES:
-            yield part
-            part, held = {}, 0
-        part[name] = tensor
-        held += tensor.nbytes
-    yield part
-
-
 def _index(out: Path, place: Mapping[str, Path], total: int) -> None:
     """Number the files, and return the index that maps tensors to files."""
     paths = list(dict.fromkeys(place.values()))
@@ -224,4 +214,4 @@ def _index(out: Path, place: Mapping[str, Path], total: int) -> None:
     for path, name in names.items():
         path.rename(out / name)
     index = {"metadata": {"total_size": total}, "weight_map": {name: names[path] for name, path in place.items()}}
-    (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
+    (out / INDEX).write_text(json.dumps(index, indent=1) + "\n")

@@ -1,7 +1,7 @@
 """The names of another package that are used here, as data: their modules, and the arguments of their calls.
 
 The tables are checked in two ways: against the modules that this process imports, and against the sources of a release
-that is not installed (launch/contract), which also covers attributes that are set in constructors.
+that is not installed (tools/contract), which also covers attributes that are set in constructors.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,6 +1,6 @@
-"""Tensors as sent by trainers and stored in files: dtypes, and a layer's experts, stacked or single."""
+"""Tensors as sent by trainers and stored in files: dtypes, buckets, and a layer's experts, stacked or single."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -25,3 +25,17 @@ def one_by_one(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Ten
             gate, up = matrix_NK.chunk(2)
             yield f"{layer}.experts.{expert}.gate_proj.weight", gate
             yield f"{layer}.experts.{expert}.up_proj.weight", up
+
+
+def buckets(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """Yield tensors in their order, as many at a time as `limit` bytes hold; a larger tensor comes alone."""
+    bucket: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, tensor in tensors:
+        if bucket and size + tensor.nbytes > limit:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += tensor.nbytes
+    if bucket:
+        yield bucket

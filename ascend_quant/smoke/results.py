@@ -1,5 +1,6 @@
 """The report of a smoke test: one result for each probe, in one JSON file to send back."""
 
+import datetime
 import json
 import math
 import re
@@ -41,6 +42,11 @@ def document(results: Sequence[Result], about: Mapping[str, Any]) -> dict[str, A
     """
     ok = all(one.status != FAILED for one in results)
     return {"schema": SCHEMA, "ok": ok, **about, "probes": [plain(asdict(one)) for one in results]}
+
+
+def now() -> str:
+    """Return the time in UTC, as the file has it."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def as_text(content: Mapping[str, Any]) -> str:

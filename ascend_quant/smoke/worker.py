@@ -1,7 +1,6 @@
 """vLLM worker extension (`worker_extension_cls`) with the RPCs of `ascend-quant smoke`."""
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,10 @@ import torch
 
 from ascend_quant.integrations.vllm import refit_of, register
 from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.schemes.tensors import buckets
 from ascend_quant.smoke.kernels import profiler_into
 
 register()  # with the package only in PYTHONPATH, vLLM's processes do not find its entry point
-
-Bucket = list[tuple[str, torch.Tensor]]
 
 
 class Extension:
@@ -75,24 +73,13 @@ class Extension:
             RefitError: a tensor is refused, or some are missing; the message names them.
         """
         model, count, device = self.model_runner.get_model(), 0, self._smoke_device()
+        checkpoint = Checkpoint(Path(folder))
+        tensors = ((name, checkpoint.tensor(name)) for name in sorted(checkpoint.names, reverse=True))
         with refit_of(model).session():
-            for bucket in buckets(Path(folder), limit):
+            for bucket in buckets(tensors, limit):
                 model.load_weights([(name, tensor.to(device)) for name, tensor in bucket])
                 count += 1
         return count
 
     def _smoke_device(self) -> torch.device:
         return next(self.model_runner.get_model().parameters()).device
-
-
-def buckets(folder: Path, limit: int) -> Iterator[Bucket]:
-    """Yield a checkpoint's tensors, the last first, in buckets of up to `limit` bytes, at least one tensor each."""
-    bucket: Bucket = []
-    checkpoint = Checkpoint(folder)
-    for name in sorted(checkpoint.names, reverse=True):
-        tensor = checkpoint.tensor(name)
-        if bucket and sum(one.nbytes for _, one in bucket) + tensor.nbytes > limit:
-            yield bucket
-            bucket = []
-        bucket.append((name, tensor))
-    yield bucket

@@ -118,13 +118,6 @@ def smoke(
             "Repeatable, to combine runs on one device and on several.",
         ),
     ] = None,
-    write: Annotated[
-        bool,
-        typer.Option(
-            "--write",
-            help="Write the results of --read (without it, an empty table) into docs/ascend.md and its Chinese page.",
-        ),
-    ] = False,
 ) -> None:
     """Test this machine: doctor, operators, three training steps and a refitted engine. The results go into one JSON.
 
@@ -133,8 +126,8 @@ def smoke(
     Exit status: 0 if all applicable parts passed; 1 if a part failed; 2 for wrong usage; 3 if time ran out. With
     --read: 0 if every probe passed; 1 if a probe failed; 3 if none failed but some have not run.
     """
-    if read or write:
-        _read(read or [], write, as_json)
+    if read:
+        _read(read, as_json)
     printed = as_json or (out is None and not os.access(".", os.W_OK))
     if out is None and not printed:
         out = DEFAULT
@@ -178,7 +171,7 @@ def _try(setting: "Setting", wanted: list[str], out: Path | None, printed: bool)
     try:
         content = smoke(setting, wanted, console, before, keep)
     except UnknownProbe as why:
-        fail(f"--only: {why}; and {', '.join(ALONE[setting.devices])}", WRONG_USE)
+        fail(f"--only: {why}; and {', '.join(ALONE)}", WRONG_USE)
     if printed:
         typer.echo(as_text(content), nl=False)
     if out is not None:
@@ -195,7 +188,7 @@ def _try(setting: "Setting", wanted: list[str], out: Path | None, printed: bool)
     raise typer.Exit(FAILED if not content["ok"] else NOT_REACHED if left else DONE)
 
 
-def _read(files: list[Path], write: bool, as_json: bool) -> NoReturn:
+def _read(files: list[Path], as_json: bool) -> NoReturn:
     """Print the result of each probe in the files."""
     from rich.console import Console
 
@@ -207,13 +200,8 @@ def _read(files: list[Path], write: bool, as_json: bool) -> NoReturn:
     console = Console(stderr=as_json)
     try:
         made = [reading.read(file) for file in files]
-        for page, text in reading.pages(made).items() if write else ():
-            write_whole(page, text)
-            console.print(f"written: {page}", soft_wrap=True, highlight=False)
     except LaunchError as why:
-        fail(str(why), WRONG_USE)
-    if not made:
-        raise typer.Exit(DONE)
+        fail(f"--read {why}", WRONG_USE)
     found = reading.rows(made)
     for name, status, seen in found:
         console.print(f"{name}: {status}{seen and '; '}{seen}", soft_wrap=True, highlight=False, markup=False)

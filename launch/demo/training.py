@@ -86,11 +86,15 @@ class Choices:
         return self.steps * load_recipe(self.setup.recipe)["data"]["train_batch_size"]
 
 
-def load_recipe(name: str = "demo") -> dict[str, Any]:
-    """Compose the settings of a demo, all of which are verl's."""
-    tree = plain(alone(name, group="demo"))
-    del tree["model_engine"]  # verl's own default, and a group of files, which `++` cannot set
-    return tree
+def load_recipe(name: str = "demo", *choices: str) -> dict[str, Any]:
+    """Compose verl's settings of a demo.
+
+    Args:
+        choices: choices from the groups of recipes, as "scheme=bf16".
+    """
+    tree = plain(alone(name, choices, group="demo"))
+    # model_engine is verl's own default, and a group of files, which `++` cannot set
+    return {key: value for key, value in tree.items() if key not in ("recipe", "model_engine")}
 
 
 def scheme_of(arm: str) -> str:
@@ -113,19 +117,15 @@ def overrides(
 ) -> list[str]:
     """Return all override arguments of one arm; `++` sets a key whether or not verl's defaults have it.
 
-    Without importance weights, verl 0.9.1 rejects no samples, and still logs the mismatch. The old policy's
-    log-probabilities are the rollout's if the actor is exact (bypass_mode), otherwise the trainer's own.
-
     Args:
         changes: verl settings that override the demo's.
     """
-    engine, data = "actor_rollout_ref.rollout.engine_kwargs", str(out / "prompts.parquet")
-    tree = dict(leaves(load_recipe(choices.setup.recipe))) | {
-        f"{engine}.vllm.hf_overrides.quantization_config.quant_method": "ascend_quant",
-        f"{engine}.vllm.hf_overrides.quantization_config.scheme": scheme_of(arm),
+    data = str(out / "prompts.parquet")
+    correction = "exact" if is_exact(arm) else "token" if is_corrected(arm) else "none"
+    settings = load_recipe(choices.setup.recipe, f"scheme={scheme_of(arm)}", f"correction={correction}")
+    tree = dict(leaves(settings)) | {
         "actor_rollout_ref.model.path": str(out / "start"),
         "actor_rollout_ref.rollout.seed": choices.seed,
-        "algorithm.rollout_correction.rollout_is": "token" if is_corrected(arm) else None,
         "data.seed": choices.seed,
         "data.train_files": data,
         "data.val_files": data,
@@ -136,13 +136,7 @@ def overrides(
         "trainer.total_training_steps": choices.steps,
     }
     if arm.endswith(QAT):
-        tree[f"{engine}.ascend_quant.qat"] = scheme_of(arm)
-    if is_exact(arm):
-        tree |= {
-            f"{engine}.ascend_quant.qat": f"{scheme_of(arm)}_exact",
-            f"{engine}.vllm.hf_overrides.quantization_config.exact": True,
-            "algorithm.rollout_correction.bypass_mode": True,
-        }
+        tree["actor_rollout_ref.rollout.engine_kwargs.ascend_quant.qat"] = scheme_of(arm)
     return [f"++{key}={json.dumps(value)}" for key, value in {**tree, **changes}.items()]
 
 

@@ -3,7 +3,6 @@
 On one NPU, all limits add up to less than an hour.
 """
 
-import datetime
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from rich.console import Console
 
 from ascend_quant import __version__
 from ascend_quant.smoke.probes import Probe, is_in, probes_for
-from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, SCHEMA, Result, document, show, without_traces
+from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, SCHEMA, Result, document, now, show, without_traces
 from launch.doctor.drivers import devices as devices_of
 from launch.smoke.setting import LAUNCH, Setting
 from launch.smoke.training import NAN, TRAIN, train
@@ -27,7 +26,7 @@ from launch.system.software import CHIP_VARIABLE
 START_S = 75  # until the first probe begins, which imports torch and vLLM and starts the driver
 DOCTOR_S = 60
 DOCTOR = "doctor"
-ALONE = {"none": (DOCTOR, TRAIN), "gpu": (DOCTOR, TRAIN, NAN), "npu": (DOCTOR, TRAIN, NAN)}  # parts without probes
+ALONE = (DOCTOR, TRAIN, NAN)  # the parts that are no probes
 HUNG = re.compile(r"^Timeout \(\d", re.MULTILINE)  # faulthandler's, at a probe's time limit
 FINDS = "the doctor finds nothing that would stop a run"
 
@@ -54,7 +53,7 @@ def smoke(
     if not wanted:
         chosen -= {one.name for one in earlier if one.status != NOT_APPLICABLE}
     results = {one.name: one for one in earlier if one.name not in chosen}
-    everything = [*ALONE[setting.devices], *(one.name for one in probes_for(setting.device))]
+    everything = [*ALONE, *(one.name for one in probes_for(setting.device))]
     spent, begun = (before["seconds"] if before else 0.0), time.monotonic()
     about = {"started": before["started"] if before else now()} | about_of(setting)
 
@@ -73,15 +72,10 @@ def smoke(
 
 def chosen_of(setting: Setting, wanted: Sequence[str]) -> tuple[list[Probe], set[str]]:
     """Return the requested probes, and the names of all requested parts."""
-    alone = ALONE[setting.devices]
-    asked = [name for name in wanted if not any(is_in(one, name) for one in alone)]
+    asked = [name for name in wanted if not any(is_in(one, name) for one in ALONE)]
     probes = probes_for(setting.device, asked) if asked or not wanted else []
-    names = {name for name in alone if not wanted or any(is_in(name, one) for one in wanted)}
+    names = {name for name in ALONE if not wanted or any(is_in(name, one) for one in wanted)}
     return probes, names | {one.name for one in probes}
-
-
-def now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def about_of(setting: Setting) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Results of the smoke test's JSON files for NPUs, one row per probe, printed and written into docs/ascend.md."""
+"""Results of the smoke test's JSON files for NPUs, one row per probe."""
 
 import json
 from collections.abc import Sequence
@@ -7,23 +7,13 @@ from pathlib import Path
 
 from ascend_quant.smoke.probes import probes_for
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, SCHEMA, Result, in_short
-from launch import ROOT, LaunchError
-from launch.pages import sections
+from launch import LaunchError
 from launch.smoke.training import NAN, TRAIN
 
-COMMAND = "./run.sh smoke --read FILE --write"
 NOT_RUN = "not run"
 ORDER = (FAILED, OK, NOT_APPLICABLE)  # if files disagree, the first of these is used
 FASTER = {"speed.int8": ("speed.bf16", "speed.w8a8"), "speed.int8_4": ("speed.bf16_4",)}
 RATES, BYTES = "tokens/s by batch", "bytes of weights"
-PAGES = {  # the heading of the table, and the text before it
-    "docs/ascend.md": (
-        "| probe | on a device | seen |",
-        "None of these probes has been run on a device yet.",
-        "Read from: {}.",
-    ),
-    "docs/ascend.zh.md": ("| 探测 | 在设备上 | 所见 |", "还没有设备运行过其中任何一项。", "取自：{}。"),
-}
 
 
 @dataclass(frozen=True)
@@ -44,16 +34,16 @@ def read(file: Path) -> Read:
         content = json.loads(file.read_text())
         schema, device = content["schema"], content["device"]
         if schema != SCHEMA:
-            raise LaunchError(f"--read {file}: has schema {schema}, but this version reads {SCHEMA}: run smoke again")
+            raise LaunchError(f"{file}: has schema {schema}, but this version reads {SCHEMA}: run smoke again")
         if device != "npu":
-            raise LaunchError(f"--read {file}: was written on {device}; docs/ascend.md is about NPUs")
+            raise LaunchError(f"{file}: was written on {device}; docs/ascend.md is about NPUs")
         results = {one["name"]: Result(**one) for one in content["probes"]}
         versions = results["versions"].values if "versions" in results else {}
         about = [f"{versions.get('devices', '?')} x {versions.get('device', 'NPU')}", content["stack"]]
         about += [f"{name} {versions[name]}" for name in ("vllm-ascend", "torch-npu", "CANN") if name in versions]
         about += [f"ascend-quant {content['version']}", content["started"][:10]]
     except (OSError, ValueError, KeyError, TypeError) as why:
-        raise LaunchError(f"--read {file}: is not JSON from ./run.sh smoke: {type(why).__name__}: {why}") from why
+        raise LaunchError(f"{file}: is not JSON from ./run.sh smoke: {type(why).__name__}: {why}") from why
     return Read(", ".join(about), results)
 
 
@@ -79,21 +69,3 @@ def _row(name: str, found: dict[str, Result]) -> tuple[str, str, str]:
             seen += ", ".join(f"{rate / than:.2f} at {batch}" for batch, rate, than in pairs if than)
             seen += f"; bytes {one.values[BYTES] / beside[BYTES]:.2f}"
     return name, one.status, seen
-
-
-def table(page: str, files: Sequence[Read]) -> str:
-    """Return the section of a page, in Markdown."""
-    head, nothing, read_from = PAGES[page]
-    told = read_from.format("; ".join(one.about for one in files)) if files else nothing
-    lines = [f"| `{name}` | {status} | {seen.replace('|', '/')} |" for name, status, seen in rows(files)]
-    return "\n".join([told, "", head, "|---|---|---|", *lines, ""])
-
-
-def pages(files: Sequence[Read], root: Path | None = None) -> dict[Path, str]:
-    """Return both pages with the section generated from the files; without files, as if no device has run.
-
-    Raises:
-        LaunchError: the pages do not exist, or lack their marks.
-    """
-    root = root or ROOT
-    return {root / page: sections.replaced(root / page, COMMAND, table(page, files)) for page in PAGES}

@@ -33,21 +33,17 @@ LARGEST_K3 = 1e-3  # maximum mismatch KL of a step
 
 
 def train(setting: Setting) -> list[Result]:
-    """Train the steps if memory suffices; on accelerators also the step with a NaN."""
-    memory = load(RECIPE).memory
-    decides = {TRAIN: DECIDES} | ({NAN: REFUSES} if setting.devices != "none" else {})
-    devices = devices_of(setting.devices)
+    """Train the steps if memory suffices, then the step with a NaN."""
+    memory, devices = load(RECIPE).memory, devices_of(setting.devices)
     if lacking := lack(memory.host, memory.device, memory_here()[1], devices):
         why = f"{lacking}; with more memory: ./run.sh smoke --only train"
-        return [Result(name, what, NOT_APPLICABLE, reason=why) for name, what in decides.items()]
-    ended, metrics = _on_cpu(setting) if setting.devices == "none" else _on_devices(setting)
-    if setting.devices == "none" and ended.code != 0:
-        return [Result(TRAIN, DECIDES, FAILED, ended.seconds, ended.why(), broke=True)]
+        return [Result(name, what, NOT_APPLICABLE, reason=why) for name, what in ((TRAIN, DECIDES), (NAN, REFUSES))]
+    ended, metrics = trained(setting)
     try:
-        found = [judged(setting, ended, metrics)]
+        found = judged(setting, ended, metrics)
     except LaunchError as error:
-        found = [Result(TRAIN, DECIDES, FAILED, ended.seconds, str(error), broke=True)]
-    return found if setting.devices == "none" else [*found, refused(setting, ended, found[0])]
+        found = Result(TRAIN, DECIDES, FAILED, ended.seconds, str(error), broke=True)
+    return [found, refused(setting, ended, found)]
 
 
 def lack(host_gib: int, device_gib: int, available: int, devices: Devices) -> str:
@@ -66,14 +62,8 @@ def lack(host_gib: int, device_gib: int, available: int, devices: Devices) -> st
     return ""
 
 
-def _on_cpu(setting: Setting) -> tuple[Ended, Path]:
-    out = setting.folder / "demo"
-    command = [*LAUNCH, "demo", "--arms", "int8", "--steps", str(setting.steps), "--out", str(out)]
-    return setting.run(command, TRAIN, TRAIN_S["cpu"]), out / "int8" / "metrics.jsonl"
-
-
-def _on_devices(setting: Setting) -> tuple[Ended, Path]:
-    """Train the recipe on one device of this machine."""
+def trained(setting: Setting) -> tuple[Ended, Path]:
+    """Train the recipe on this machine; return how it ended, and the file of its metrics."""
     data, out = str(setting.folder / "data"), setting.folder / "out"
     made = setting.run([*LAUNCH, "data", "addition", "--to", data], "data", DATA_S)
     if made.code != 0:
@@ -85,7 +75,7 @@ def _on_devices(setting: Setting) -> tuple[Ended, Path]:
 def command_of(setting: Setting, data: str, out: Path) -> list[str]:
     """Return the command that trains the recipe on one device, with one more step whose weights contain a NaN.
 
-    Engines sleep and capture graphs if they can, as in the recipes for real models.
+    Engines on devices sleep and capture graphs, as in the recipes for real models.
     """
     libraries = [PLANTED] if setting.devices == "npu" else [LIBRARY, PLANTED]
     engines = {"enforce_eager": False, "free_cache_engine": True, "enable_sleep_mode": True}
@@ -96,12 +86,9 @@ def command_of(setting: Setting, data: str, out: Path) -> list[str]:
         "trainer.total_training_steps": setting.steps + 1,
         "trainer.save_freq": -1,
         "actor_rollout_ref.model.external_lib": json.dumps(libraries),
-        **(
-            {f"{ROLLOUT}.{name}": str(value).lower() for name, value in engines.items()}
-            if setting.devices != "none"
-            else {}
-        ),
     }
+    if setting.devices != "none":
+        changes |= {f"{ROLLOUT}.{name}": str(value).lower() for name, value in engines.items()}
     command = [*LAUNCH, "train", RECIPE, "--data", data, "--out", str(out)]
     return [*command, "--", *(f"{key}={value}" for key, value in changes.items())]
 

@@ -1,6 +1,6 @@
 """`run.sh smoke` with a real engine: it passes as it stands, and a refit that went wrong does not pass.
 
-Training has two ways: the demo, which tests/images runs, and the recipe for devices, planned here on CPUs.
+tests/images runs all of it, with training.
 """
 
 import json
@@ -48,8 +48,8 @@ def test_one_wrong_number_in_a_refit_is_seen(checkpoints, monkeypatch):
     """The engine takes it, since it is finite; the digest that the oracle expects is another one."""
     right = worker.buckets
 
-    def wrong(folder, limit):
-        for bucket in right(folder, limit):
+    def wrong(tensors, limit):
+        for bucket in right(tensors, limit):
             for name, tensor in bucket:
                 if name == SPOILT:
                     tensor[3, 5] = tensor[3, 5] * 1.5 + 0.25

@@ -16,11 +16,12 @@ from typer.testing import CliRunner
 
 from ascend_quant import oracle
 from ascend_quant.kernels import cpu
+from ascend_quant.schemes.tensors import buckets
 from benchmarks import kernels, matrices, methods, refit, tasks
 from benchmarks.models import MODELS, get_model
 from benchmarks.report import Outcome, faults_of
 from benchmarks.tasks import Task, carry_out
-from benchmarks.tensors import Weights, buckets, total_bytes
+from benchmarks.tensors import Weights, total_bytes
 from benchmarks.timing import once, rotated, summary
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from naming import has_line_naming
 from ascend_quant.integrations.contract import missing, problem_of, use
 from ascend_quant.integrations.vllm.contract import CONTRACT
 from launch import LaunchError
-from launch.contract.check import OURS, imported, of_folder, read
-from launch.contract.sources import Sources, parameters_of, takes
+from tools.contract.check import OURS, imported, of_folder, read
+from tools.contract.sources import Sources, parameters_of, takes
 
 PACKAGE = {
     "pack/__init__.py": """

@@ -26,7 +26,7 @@ from ascend_quant.schemes import SCHEMES, Scheme, definition_of, get_scheme, reg
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs/extend.md", ROOT / "docs/extend.zh.md"]
 OF_THE_EXAMPLE = {"docker/locks/cpu-vllm0.33.in", "docker/locks/cpu-vllm0.33.txt", "ascend_quant/schemes/mxfp8.py"}
-FILE = re.compile(r"(?:ascend_quant|launch|tests|docker|docs|benchmarks)/[\w./-]+\.\w+")
+FILE = re.compile(r"(?:ascend_quant|launch|tests|docker|docs|benchmarks|tools)/[\w./-]+\.\w+")
 CPU = torch.device("cpu")
 E4M3 = [Fraction(torch.tensor(code, dtype=torch.uint8).view(torch.float8_e4m3fn).item()) for code in range(127)]
 

@@ -1,6 +1,6 @@
 """No circle of files in launch, by every import that they write, inside functions too.
 
-Of ascend_quant and benchmarks import-linter says so (pyproject.toml, ./run.sh lint), which counts folders besides.
+Of ascend_quant, benchmarks and tools import-linter says so (pyproject.toml, ./run.sh lint): it counts folders, too.
 """
 
 import ast

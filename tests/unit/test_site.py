@@ -12,8 +12,8 @@ import yaml
 from command_cases import commands, understood
 
 from launch import ROOT, LaunchError
-from launch.pages import reference, sections
-from launch.pages import site as pages
+from tools.pages import reference, sections
+from tools.pages import site as pages
 
 ENGLISH_ALONE = {"cli", "npu_ops"}  # written by programs; nav says so
 OF_ROOT = ["README", "SECURITY", "CHANGELOG"]  # CONTRIBUTING has both languages in one file
@@ -112,12 +112,12 @@ def test_markdown_for_the_site(repository: str | None, text: str, made: str):
 
 
 def test_the_page_of_commands_is_their_help():
-    assert reference.FILE.read_text() == reference.page(), "stale: run `python -m launch.pages`"
+    assert reference.FILE.read_text() == reference.page(), "stale: run `python -m tools.pages`"
 
 
 def test_the_table_of_recipes_is_theirs():
     for file, text in reference.with_tables().items():
-        assert file.read_text() == text, "stale: run `python -m launch.pages`"
+        assert file.read_text() == text, "stale: run `python -m tools.pages`"
 
 
 @pytest.mark.parametrize("text", ["", "<!-- by make -->\n| a |\n", "<!-- until here -->\n<!-- by make -->\n"])

@@ -563,9 +563,9 @@ def test_what_training_logged(setting, monkeypatch, lines, reason):
     metrics.write_text("".join(lines))
     ended = Ended(0, 60.0, setting.folder / "train.log")
     ended.log.write_text("RuntimeError: the reason\n")
-    monkeypatch.setattr(training, "_on_cpu", lambda setting: (ended, metrics))
+    monkeypatch.setattr(training, "trained", lambda setting: (ended, metrics))
     monkeypatch.setattr(training, "lack", lambda *given: "")
-    (found,) = training.train(setting)
+    found, _ = training.train(setting)
     assert found.status == (FAILED if reason else OK) and reason in found.reason
     assert found.broke == ("of 2 steps" in reason or "has no" in reason)
     if not reason:
@@ -590,14 +590,14 @@ def test_the_nan_after_the_steps(setting, monkeypatch, lines, code, said, status
     metrics.write_text("".join(logged(step) for step in range(1, lines + 1)))
     ended = Ended(code, 60.0, setting.folder / "train.log")
     ended.log.write_text(said)
-    monkeypatch.setattr(training, "_on_devices", lambda setting: (ended, metrics))
+    monkeypatch.setattr(training, "trained", lambda setting: (ended, metrics))
     monkeypatch.setattr(training, "lack", lambda *given: "")
     steps, refused = training.train(Setting("ascend-cann9.1", "npu", setting.folder, 2))
     assert steps.status == (OK if lines >= 2 else FAILED)
     assert (refused.name, refused.status, refused.broke) == ("train.nan", status, broke)
 
 
-def test_what_training_on_devices_logs_is_found_where_its_job_writes(setting, monkeypatch):
+def test_what_training_logs_is_found_where_its_job_writes(setting, monkeypatch):
     def ran(command, *given):
         if "train" in command:
             out = command[command.index("--out") + 1]
@@ -609,7 +609,7 @@ def test_what_training_on_devices_logs_is_found_where_its_job_writes(setting, mo
 
     monkeypatch.setattr(shared, "run", ran)
     monkeypatch.setattr(training, "command_of", lambda setting, data, out: ["train", "--out", str(out)])
-    assert training._on_devices(setting)[1].read_text() == logged(1)
+    assert training.trained(setting)[1].read_text() == logged(1)
 
 
 def overrides(command: list[str]) -> set[str]:
@@ -649,7 +649,7 @@ def order(monkeypatch):
 
     monkeypatch.setattr(parts, "carried_out", carried)
     monkeypatch.setattr(parts, "_doctor", lambda setting: told("doctor")[0])
-    monkeypatch.setattr(parts, "train", lambda setting: told("train"))
+    monkeypatch.setattr(parts, "train", lambda setting: told(*TRAINED))
     return found
 
 
@@ -657,7 +657,8 @@ def started(setting: Setting, *wanted: str, **more) -> dict:
     return parts.smoke(setting, wanted, Console(quiet=True), **more)
 
 
-EVERYTHING = ["doctor", "versions", "libraries", "operators.schemes", "train", "engine.refit"]  # on a CPU
+TRAINED = ["train", "train.nan"]
+EVERYTHING = ["doctor", "versions", "libraries", "operators.schemes", *TRAINED, "engine.refit"]  # on a CPU
 
 
 def test_training_comes_before_engines(setting, order):
@@ -665,7 +666,7 @@ def test_training_comes_before_engines(setting, order):
     assert order == EVERYTHING and content["left"] == [] and content["ok"]
     order.clear()
     content = started(setting, "train", "operators")
-    assert order == ["operators.schemes", "train"]
+    assert order == ["operators.schemes", *TRAINED]
     assert content["left"] == ["doctor", "versions", "libraries", "engine.refit"]
 
 
@@ -683,10 +684,10 @@ def test_a_second_start_goes_on_where_the_first_one_stopped(setting, order, monk
         with pytest.raises(Stopped):
             started(setting, keep=kept.append)
     before = json.loads(results.as_text(kept[-1]))
-    assert before["left"] == ["train", "engine.refit"] and parts.differences(before, setting) == []
+    assert before["left"] == [*TRAINED, "engine.refit"] and parts.differences(before, setting) == []
     order.clear()
     content = started(setting, before=before)
-    assert order == ["train", "engine.refit"] and content["left"] == []
+    assert order == [*TRAINED, "engine.refit"] and content["left"] == []
     assert content["started"] == before["started"] and len(content["probes"]) == len(EVERYTHING)
     assert parts.differences(before, Setting("cpu", "none", setting.folder, 3)) == ["steps 2"]
     assert parts.differences(before | {"schema": 1}, setting) == ["schema 1"]
@@ -765,7 +766,11 @@ def test_wrong_use_is_said_before_anything_starts(arguments, variables, named):
 def test_the_json_goes_to_stdout_alone_or_into_smoke_json(tmp_path, monkeypatch, status):
     monkeypatch.chdir(tmp_path)
     values = {"steps": 5}
-    monkeypatch.setattr(parts, "train", lambda setting: [Result("train", "", status, values={"steps": setting.steps})])
+
+    def trained(setting):
+        return [Result(name, "", status, values={"steps": setting.steps}) for name in TRAINED]
+
+    monkeypatch.setattr(parts, "train", trained)
     done = called("--json", "--steps", "5", "--only", "train")
     assert done.exit_code == (status == FAILED)
     content = json.loads(done.stdout)
@@ -783,10 +788,10 @@ def test_the_same_command_goes_on_with_its_file(tmp_path, monkeypatch, order):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(parts, "train", lambda setting: [])  # as where time ran out
     done = called()
-    assert done.exit_code == 3 and json.loads(Path("smoke.json").read_text())["left"] == ["train"]
+    assert done.exit_code == 3 and json.loads(Path("smoke.json").read_text())["left"] == TRAINED
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(parts, "train", lambda setting: [Result("train", "", OK)])
+    monkeypatch.setattr(parts, "train", lambda setting: [Result(name, "", OK) for name in TRAINED])
     assert called().exit_code == 0
     content = json.loads(Path("smoke.json").read_text())
     assert content["left"] == [] and len(content["probes"]) == len(EVERYTHING)

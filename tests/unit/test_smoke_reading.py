@@ -1,4 +1,4 @@
-"""`run.sh smoke --read`: what JSON files of the smoke test say of each probe, and how both pages then say it."""
+"""`run.sh smoke --read`: what JSON files of the smoke test say of each probe, and what both pages of NPUs then say."""
 
 import json
 from collections.abc import Callable
@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 
 from ascend_quant.smoke.probes import probes_for
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result, as_text, document
+from launch import ROOT, LaunchError
 from launch.commands import app
-from launch.pages import sections
 from launch.smoke import parts, reading
 from launch.smoke.setting import Setting
+from tools.pages import npu_probes, sections
 
 NAMES = ["train", "train.nan", *(one.name for one in probes_for("npu"))]
 OF_SEVERAL = {one.name for one in probes_for("npu") if one.ranks > 1}
@@ -78,32 +79,31 @@ def test_what_has_not_run_is_open_until_a_second_file_and_a_failure_is_not_hidde
         assert code == 1 and found["operators.codes"] == (FAILED, "3 of 6144 differ")
 
 
-def test_both_pages_say_what_was_read_and_are_unwritten(a_run, tmp_path, monkeypatch):
-    copies = {tmp_path / name: (reading.ROOT / name).read_text() for name in reading.PAGES}
-    monkeypatch.setattr(reading, "ROOT", tmp_path)
-    (tmp_path / "docs").mkdir()
-    for page, text in copies.items():
-        page.write_text(text)
-    assert CliRunner().invoke(app, ["smoke", "--read", str(a_run(train=None)), "--write"]).exit_code == 3
-    for page in copies:
-        rows = [line for line in page.read_text().splitlines() if line.startswith(tuple(f"| `{one}`" for one in NAMES))]
+def test_both_pages_say_what_was_read_and_are_unwritten(a_run, tmp_path):
+    for page in npu_probes.PAGES:
+        (tmp_path / page).parent.mkdir(exist_ok=True)
+        (tmp_path / page).write_text((ROOT / page).read_text())
+    npu_probes.main([str(a_run(train=None))], tmp_path)
+    for page in npu_probes.PAGES:
+        text = (tmp_path / page).read_text()
+        rows = [line for line in text.splitlines() if line.startswith(tuple(f"| `{one}`" for one in NAMES))]
         assert f"| `train` | {reading.NOT_RUN} |  |" in rows and "1.50 at 8" in "".join(rows)
-        assert "Ascend910B3" in page.read_text() and "2027-01-05" in page.read_text()
-    assert CliRunner().invoke(app, ["smoke", "--write"]).exit_code == 0
-    for page in copies:
-        assert page.read_text().count(reading.NOT_RUN) >= len(NAMES)
-        page.unlink()
-    done = CliRunner().invoke(app, ["smoke", "--write"])
-    assert done.exit_code == 2 and has_line_naming(done.stderr, "--write", "docs/ascend.md")
+        assert "Ascend910B3" in text and "2027-01-05" in text
+    npu_probes.main([], tmp_path)
+    for page in npu_probes.PAGES:
+        assert (tmp_path / page).read_text().count(reading.NOT_RUN) >= len(NAMES)
+        (tmp_path / page).unlink()
+    with pytest.raises(LaunchError, match=r"docs/ascend\.md"):
+        npu_probes.main([], tmp_path)
 
 
-@pytest.mark.parametrize("page", reading.PAGES)
+@pytest.mark.parametrize("page", npu_probes.PAGES)
 def test_a_page_has_every_probe_and_no_verdict_of_its_own(page):
-    section = (reading.ROOT / page).read_text().split(sections.mark(reading.COMMAND))[1].split(sections.END)[0]
+    section = (ROOT / page).read_text().split(sections.mark(npu_probes.COMMAND))[1].split(sections.END)[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
     assert [row[0].strip("`") for row in rows] == NAMES
-    if reading.PAGES[page][1] in section:
-        assert section == reading.table(page, [])
+    if npu_probes.PAGES[page][1] in section:
+        assert section == npu_probes.table(page, [])
 
 
 @pytest.mark.parametrize(

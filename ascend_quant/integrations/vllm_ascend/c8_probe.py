@@ -35,11 +35,11 @@ def _tried(
     what = f"heads ({heads}, {kv_heads}) of {size} channels"
     impl = scratch(attention, heads, kv_heads, size)
     try:
-        off = largest_error(impl, dtype, device)
-    except Exception as error:  # whatever the operator raises
-        return f"{what}: this NPU does not decode from C8's cache: {type(error).__name__}: {error}"
-    if not off < TOLERANCE:
-        return f"{what}: decoding from C8's cache is off by {off:.3g} of the largest value on this NPU"
+        error = largest_error(impl, dtype, device)
+    except Exception as why:  # whatever the operator raises
+        return f"{what}: this NPU does not decode from C8's cache: {type(why).__name__}: {why}"
+    if not error < TOLERANCE:
+        return f"{what}: decoding from C8's cache is off by {error:.3g} of the largest value on this NPU"
     return None
 
 
@@ -70,18 +70,21 @@ def largest_error(impl, dtype: torch.dtype, device: torch.device) -> float:
         vars(layer)[f"{DERIVED}{kind}_offset"] = torch.zeros_like(scale).to(device)
         vars(layer)[f"{DERIVED}{kind}_inv_scale"] = (1 / scale.float()).to(device)
         vars(layer)[f"{DERIVED}{kind}_aq_scale_nz_bnsd"] = scale.view(kv_heads, 1, size).to(device)
-    metadata, cache = _pages(kv_heads, size, device)
+    metadata, cache = pages(kv_heads, size, device)
     codes = impl._quantize_kv_to_int8(keys.to(device), values.to(device), layer, tokens)
     impl._reshape_and_cache(query, *codes, cache, metadata, None)
     output = torch.empty(query.shape, dtype=dtype, device=device)
-    found = impl._forward_c8_decode(query.to(device), metadata, output, layer).cpu().double()
-    expected = _attention(
-        query, [one.cpu().double() * scale.double() for one, scale in zip(codes, scales, strict=True)]
-    )
-    return float((found - expected).abs().max() / expected.abs().max())
+    found = impl._forward_c8_decode(query.to(device), metadata, output, layer)
+    expected = attention(query, [one.cpu().double() * scale.double() for one, scale in zip(codes, scales, strict=True)])
+    return off(found, expected)
 
 
-def _pages(kv_heads: int, size: int, device: torch.device) -> tuple[SimpleNamespace, tuple[torch.Tensor, torch.Tensor]]:
+def off(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest error, relative to the largest expected value."""
+    return float((found.cpu().double() - expected).abs().max() / expected.abs().max())
+
+
+def pages(kv_heads: int, size: int, device: torch.device) -> tuple[SimpleNamespace, tuple[torch.Tensor, torch.Tensor]]:
     """Allocate an empty cache of keys and values, and the sequences' blocks in shuffled order."""
     counts = [-(-length // BLOCK) for length in LENGTHS]
     order = list(range(sum(counts)))[::-1]
@@ -98,11 +101,11 @@ def _pages(kv_heads: int, size: int, device: torch.device) -> tuple[SimpleNamesp
         block_tables=torch.tensor(padded, dtype=torch.int32, device=device),
         seq_lens_list=list(LENGTHS),
     )
-    pages = (torch.zeros(sum(counts), BLOCK, kv_heads, size, dtype=torch.int8, device=device) for _ in "kv")
-    return metadata, tuple(pages)
+    made = (torch.zeros(sum(counts), BLOCK, kv_heads, size, dtype=torch.int8, device=device) for _ in "kv")
+    return metadata, tuple(made)
 
 
-def _attention(query_BHD: torch.Tensor, keys_and_values: list[torch.Tensor]) -> torch.Tensor:
+def attention(query_BHD: torch.Tensor, keys_and_values: list[torch.Tensor]) -> torch.Tensor:
     """Compute attention of each token over its own sequence in float64, (B, heads, D)."""
     keys, values = (one.repeat_interleave(query_BHD.shape[1] // one.shape[1], dim=1) for one in keys_and_values)
     rows, start = [], 0

@@ -4,7 +4,6 @@ weights, and the scales of vllm-ascend's int8 KV cache (C8).
 
 import gc
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 
 import torch
 
@@ -19,7 +18,7 @@ from ascend_quant.smoke.results import without_traces
 
 REFITS = 4
 PAIRS = {"qwen2.5-7b": (28, 4), "qwen2.5-32b": (40, 8), "qwen3-30b-a3b": (32, 4), "documented": (64, 8)}
-BLOCK, TOKENS, KV_HEADS, HEADS, HEAD = 128, 100, 2, 4, 128
+KV_HEADS, HEADS, HEAD = 2, 4, 128
 Forward = Callable[[], torch.Tensor]
 
 
@@ -151,19 +150,13 @@ def c8(on: On) -> Seen:
         seen.holds(isinstance(error, float) and error < probing.TOLERANCE, f"heads of {name}: {error}")
     layer = _layer(attention, plugin, probing, on)
     buffers = plugin.C8Buffers({"layers.0.self_attn": layer}, KV_HEADS, rank=0, ranks=1)
-    query, keys = (torch.randn(TOKENS, count, HEAD, generator=data.generator(count)) for count in (1, KV_HEADS))
-    keys, query = keys.to(torch.bfloat16), query[:1].expand(1, HEADS, HEAD).to(torch.bfloat16).contiguous()
+    shapes = (sum(probing.LENGTHS), KV_HEADS, HEAD), (len(probing.LENGTHS), HEADS, HEAD)
+    keys, query = (torch.randn(shape, generator=data.generator(shape[1])).to(torch.bfloat16) for shape in shapes)
     there, asked = on.put(keys), on.put(query)
-    metadata = SimpleNamespace(
-        num_actual_tokens=TOKENS,
-        slot_mapping=on.put(torch.arange(TOKENS, dtype=torch.int32)),
-        block_tables=on.put(torch.zeros(1, 1, dtype=torch.int32)),
-        seq_lens_list=[TOKENS],
-    )
-    pages = tuple(on.put(torch.zeros(1, BLOCK, KV_HEADS, HEAD, dtype=torch.int8)) for _ in "kv")
+    metadata, pages = probing.pages(KV_HEADS, HEAD, on.device)
 
     def forward() -> torch.Tensor:
-        codes = layer.impl._quantize_kv_to_int8(there, there, layer, TOKENS)
+        codes = layer.impl._quantize_kv_to_int8(there, there, layer, len(keys))
         layer.impl._reshape_and_cache(asked, *codes, pages, metadata, None)
         return layer.impl._forward_c8_decode(asked, metadata, torch.empty_like(asked), layer)
 
@@ -172,22 +165,14 @@ def c8(on: On) -> Seen:
         buffers.write({"layers.0.self_attn": torch.full((2, KV_HEADS * HEAD), largest / 127)})
         replay()
         found = forward() if captured is None else captured
-        off = _off(found.cpu(), query, keys, largest / 127)
+        scale = float(torch.tensor(largest / 127, dtype=torch.bfloat16))
+        rows = (keys.double() / scale).round().clamp(-128, 127) * scale  # which are also the values
+        off = probing.off(found, probing.attention(query, [rows, rows]))
         seen.values[f"largest error with keys up to {largest}"] = off
         seen.holds(
             off < probing.TOLERANCE, f"decoding with keys up to {largest} is off by {off:.3g} of the largest value"
         )
     return seen
-
-
-def _off(found: torch.Tensor, query: torch.Tensor, keys: torch.Tensor, scale: float) -> float:
-    """Return the largest error, compared with float64 attention over rounded keys, which are also the values."""
-    held = float(torch.tensor(scale, dtype=torch.bfloat16))
-    rows = (keys.double() / held).round().clamp(-128, 127) * held
-    rows_HTD = rows.repeat_interleave(HEADS // KV_HEADS, 1).transpose(0, 1)
-    weights = (rows_HTD @ query.double().view(HEADS, HEAD, 1) * HEAD**-0.5).softmax(1)
-    expected = (weights * rows_HTD).sum(1)
-    return float((found.double().view(HEADS, HEAD) - expected).abs().max() / expected.abs().max())
 
 
 def _layer(attention: type, plugin, probing, on: On) -> torch.nn.Module:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from ascend_quant.integrations import seen
 from launch import LaunchError
-from launch.contract.check import OTHERS, read
+from tools.contract.check import OTHERS, read
 
 
 def main(

@@ -9,11 +9,11 @@ import typer
 from ascend_quant.commands.app import app as tools
 from launch import ROOT
 from launch.commands import app as run
-from launch.pages import recipe_table
-from launch.pages.sections import replaced
+from tools.pages import recipe_table
+from tools.pages.sections import replaced
 
 FILE = ROOT / "docs/cli.md"
-COMMAND = "python -m launch.pages"
+COMMAND = "python -m tools.pages"
 TABLED = {"en": ROOT / "docs/recipes.md", "zh": ROOT / "docs/recipes.zh.md"}
 WIDTH = 110  # independent of the terminal's width
 HEAD = f"""# Commands

@@ -1,6 +1,6 @@
 """The table of docs/recipes.md and docs/recipes.zh.md: one row for recipes that differ only in their rollout.
 
-`python -m launch.pages` generates it from the recipes. docs/low_precision.md has those with FP8 or INT4 rollouts.
+`python -m tools.pages` generates it from the recipes. docs/low_precision.md has those with FP8 or INT4 rollouts.
 """
 
 import re

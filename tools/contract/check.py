@@ -6,16 +6,15 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ascend_quant.integrations.contract import Use, problem_of
 from ascend_quant.integrations.vllm.contract import CONTRACT
 from launch import ROOT, LaunchError
-from launch.contract.sources import Sources, takes
+from tools.contract.sources import Sources, takes
 
-TABLES: dict[str, Mapping[str, tuple[Use, ...]]] = {"vllm": CONTRACT}
 OURS = ROOT / "ascend_quant"
 OTHERS = "other names in our sources"  # many belong to other versions, and are probed at run time
 
@@ -63,7 +62,7 @@ def of_folder(folder: Path) -> list[Reading]:
     package = next((name for name in ("vllm", "verl", "vllm_ascend") if (folder / name).is_dir()), None)
     if package is None:
         raise LaunchError(f"{folder} contains none of vllm, verl and vllm_ascend")
-    sources, table = Sources(folder), TABLES.get(package, {})
+    sources, table = Sources(folder), CONTRACT if package == "vllm" else {}
     told = {name for rows in table.values() for row in rows for name in row.names}
     others = tuple(Use((name,)) for name in sorted(used_in(OURS, package) - told))
     return [
