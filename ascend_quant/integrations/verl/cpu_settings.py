@@ -1,16 +1,17 @@
 """Settings that verl needs on CPUs, checked before anything starts; otherwise verl would fail minutes later.
 
-FSDP1 requires a GPU (`sync_module_states`), and verl 0.9.1 selects the FSDP version only by `fsdp_config`. vLLM's CPU
-engine does not support sleep mode, which verl enables by default. verl's workers take their device from
-`trainer.device`. A Ray cluster started by verl has one CPU per core and no accelerator; verl's actors need one CPU
-each, and an accelerator by default, so a run would wait forever.
+FSDP1 requires a GPU (`sync_module_states`), and verl 0.9.1 selects the FSDP version only by `fsdp_config`. It pins the
+memory of FSDP2's reference model, which requires a GPU, too, so that CPUs have no KL term. vLLM's CPU engine does not
+support sleep mode, which verl enables by default. verl's workers take their device from `trainer.device`. A Ray cluster
+started by verl has one CPU per core and no accelerator; verl's actors need one CPU each, and an accelerator by default,
+so a run would wait forever.
 """
 
 import os
 from collections.abc import Iterator
 from typing import Any
 
-ACTOR, REFERENCE, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout"))
+ACTOR, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout"))
 VARIABLE = "VERL_PLATFORM"
 RAY, ADDRESS, CURRENT = "ray_kwargs.ray_init", "RAY_ADDRESS", "/tmp/ray/ray_current_cluster"
 CPUS = 16  # verl's actors are mostly idle
@@ -48,9 +49,10 @@ def _wanted(config: Any, reference: bool) -> Iterator[str]:
     if config.trainer.device != "cpu":
         yield "trainer.device=cpu"
     parts = config.actor_rollout_ref
-    for name, part in ((ACTOR, parts.actor), *([(REFERENCE, parts.ref)] if reference else [])):
-        if part.strategy in ("fsdp", "fsdp2") and part.fsdp_config.strategy != "fsdp2":
-            yield f"{name}.strategy=fsdp2 {name}.fsdp_config.strategy=fsdp2"
+    if parts.actor.strategy in ("fsdp", "fsdp2") and parts.actor.fsdp_config.strategy != "fsdp2":
+        yield f"{ACTOR}.strategy=fsdp2 {ACTOR}.fsdp_config.strategy=fsdp2"
+    if reference:
+        yield f"{ACTOR}.use_kl_loss=False algorithm.use_kl_in_reward=False"
     if parts.rollout.free_cache_engine:
         yield f"{ROLLOUT}.free_cache_engine=False"
     if parts.rollout.get("enable_sleep_mode", True):
