@@ -21,7 +21,7 @@ def main(address: str, file: str, out: str, restarts: str, *words: str) -> int:
     added = plan.job.entrypoint[-1:] if int(restarts) else []
     entrypoint = ["job.py", f"{out}/STAY", *words, *added]
     job = replace(plan.job, entrypoint=entrypoint, files={"job.py": Path(file).read_text()})
-    wanted = replace(plan.wanted, model=None, data=[])
+    wanted = replace(plan.wanted, model=None, needs=[])
     return run(replace(plan, job=job, wanted=wanted), connect(address), int(restarts))
 
 
