@@ -1,4 +1,4 @@
-"""What all attempts of a run share: the user's Ctrl-C, the log files, the status line, and the record.
+"""State that all attempts of a run share: the count of Ctrl-C, the log files, the status line, and the record.
 
 The terminal shows the lines of the run, and below them one live status line; without a terminal, the status line is
 printed when it changes:

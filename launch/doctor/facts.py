@@ -1,4 +1,4 @@
-"""What the checks read: a run's requirements for a host, and the facts about this host, each looked up once."""
+"""The values that the checks read: a run's requirements for a host, and facts about it, each looked up once."""
 
 import os
 import platform

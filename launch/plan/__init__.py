@@ -60,7 +60,7 @@ class Saving:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What a run reads and writes on a host.
+    """The inputs of a run on a host, and its output folder.
 
     Attributes:
         model: the absolute path of the model's folder, or its id on the hub; None if the run has none.
