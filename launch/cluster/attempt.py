@@ -103,12 +103,9 @@ class Attempt:
         if now < self.deadline or not late:  # after the checks, the head knows who is missing
             return None
         for host in late:
-            host.problems.append(host.passing or f"no connection, or its checks have not ended: {self.waited()} s")
+            seconds = self.plan.inventory.join_seconds
+            host.problems.append(host.passing or f"it has not connected and ended its checks within {seconds} s")
         return Outcome(NOT_FORMED, self.lines())
-
-    def waited(self) -> int:
-        """Return the time that hosts had to join, in seconds."""
-        return self.plan.inventory.join_seconds
 
     def lines(self) -> tuple[str, ...]:
         """Return a line for each host with a problem; the head's own lines name the hosts that they are about."""

@@ -1,4 +1,4 @@
-"""What a host's part reads and leaves: Ray's logs, the meeting file; versions, clocks; variables."""
+"""Files of a host's part: Ray's logs, the meeting file with versions and clocks; and the variables of its Ray."""
 
 import os
 import stat
