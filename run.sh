@@ -324,6 +324,7 @@ asks_for_help() { # asks_for_help ARGS..: among what is before --
 
 show_help() { # show_help COMMAND ARGS..: with nothing installed; fails where the environment has to be asked
   local wanted="./run.sh $1"
+  if [[ $1 == demo || $1 == smoke ]]; then wanted="ascend-quant $1"; fi # the package's own
   case $1 in
   help) usage ;;
   test | lint | setup) usage_of "$1" ;;
@@ -345,9 +346,13 @@ main() {
   { : 3>&1; } 2>/dev/null || die "stdout is closed: what '$command' says would be lost"
   if asks_for_help "$@" && show_help "$command" "$@"; then return; fi
   case $command in
-  demo | smoke)
+  demo)
     offline
-    run_module launch "$command" "$@"
+    run_module ascend_quant.cli demo "$@"
+    ;;
+  smoke)
+    offline
+    run_module ascend_quant.cli smoke --doctor "$@"
     ;;
   test) run_tests "$@" ;;
   bench) run_bench "$@" ;;

@@ -18,7 +18,7 @@ def main() -> None:
     try:
         from ascend_quant.commands.app import app
 
-        app()
+        app(prog_name="ascend-quant")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in COMMANDS | ENGINE:
@@ -33,3 +33,7 @@ def remedy(missing: str) -> str:
     if missing in COMMANDS:
         return f"Run: {pip} 'ascend-quant[cli]'"
     return f"It comes with vLLM: call this in the engine's environment, or run: {pip} 'ascend-quant[cuda]' (CPU: [cpu])"
+
+
+if __name__ == "__main__":
+    main()

@@ -20,12 +20,12 @@ from typing import Annotated, Any
 
 import typer
 
+from ascend_quant.demo import DemoError
+from ascend_quant.demo.report import FINAL_STEPS, arm_report
+from ascend_quant.demo.task import SUMS, TINY, Problem, write_parquet
+from ascend_quant.demo.training import Choices, Setup, WarmUp, load_recipe, train
 from benchmarks.report import Outcome, console, faults_of, show_faults, table_of
 from benchmarks.tasks import choices, in_turn, numbers
-from launch import LaunchError
-from launch.demo.report import FINAL_STEPS, arm_report
-from launch.demo.task import SUMS, TINY, Problem, write_parquet
-from launch.demo.training import Choices, Setup, WarmUp, load_recipe, train
 
 KEYS = string.ascii_lowercase
 LINE = len("a7:007 ")
@@ -102,7 +102,7 @@ def likeliest(model: Any) -> float:
     """Return the share of the exam's answers of which every token is the likeliest after those before it."""
     import torch
 
-    from launch.demo.warmup import IGNORED, encode
+    from ascend_quant.demo.warmup import IGNORED, encode
 
     task = STUDY.task
     tokens, labels = encode([(problem.prompt, problem.answer) for problem in task.exam()], task)
@@ -179,7 +179,7 @@ def trained(cell: Cell, folder: Path, seconds: float) -> Outcome:
     try:
         changes = start_of(cell, folder) | {RATE: float(cell.rate)}
         train(cell.choices(), cell.arm, place, lambda steps: None, changes, seconds)
-    except LaunchError as error:
+    except DemoError as error:
         return Outcome(cell, time.monotonic() - began, None, f"{cell.title()}: {error}")
     steps = arm_report(cell.arm, place / cell.arm / "metrics.jsonl")["steps"]
     result = {name: [step.get(name) for step in steps] for name in PANELS}
@@ -190,7 +190,7 @@ def trained(cell: Cell, folder: Path, seconds: float) -> Outcome:
 
 def start_of(cell: Cell, folder: Path) -> dict[str, str]:
     """Return verl's keys for the model and the prompts of a seed, which are made unless they are there."""
-    from launch.demo.warmup import make_start
+    from ascend_quant.demo.warmup import make_start
 
     seed, told = folder / f"start-seed{cell.seed}", cell.choices()
     if not (seed / "start").exists():

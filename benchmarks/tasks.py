@@ -21,10 +21,10 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ascend_quant.files.whole_file import write_whole
+from ascend_quant.processes.tree import end_as_after_ctrl_c
 from benchmarks.models import Model, get_model
 from benchmarks.report import Outcome, console
 from launch import with_root
-from launch.system.processes import end_as_after_ctrl_c
 
 SHOWN = 4000  # characters of a failed process's last words
 TASK, ANSWER, LOG = "task.pickle", "result.json", "log.txt"

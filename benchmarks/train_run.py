@@ -6,13 +6,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ascend_quant.demo.training import is_exact, read_lines, scheme_of
+from ascend_quant.processes.child import run
 from ascend_quant.recipes.keys import ACTOR, EXPERT_RANKS, MEGATRON, OURS, RANKS, TRANSFORMER
 from benchmarks import train_reward
 from benchmarks.report import Outcome
-from launch.demo.training import is_exact, read_lines, scheme_of
 from launch.recipes import Recipe, load
 from launch.recipes.verl import text
-from launch.system.child import run
 
 TIMED = "timing_s/update_weights"  # verl's, of a weight sync
 TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"

@@ -1,4 +1,4 @@
-"""The launcher: the demo on a laptop, and training on clusters.
+"""The launcher: training on this machine, on clusters, and on Ray clusters that already exist.
 
 It uses ascend_quant through commands and files, and imports only the names of schemes. It is never installed, since it
 reads configs/ and docker/ next to it, in a checkout or an image.

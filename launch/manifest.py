@@ -17,7 +17,7 @@ from pathlib import Path
 from shutil import which
 from typing import Any
 
-from launch.recipes.stacks import STACK_VARIABLE
+from ascend_quant.processes.environment import STACK_VARIABLE
 from launch.system.software import CHIP_VARIABLE, Package, cann_version, chip_of_build, commit, plain
 
 DEBS = ("dpkg-query", "--show", "--showformat", "${db:Status-Status} ${Package}:${Architecture} ${Version}\\n")

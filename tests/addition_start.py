@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from launch.demo.task import Addition, build_model, save_tokenizer, write_parquet
+from ascend_quant.demo.task import Addition, build_model, save_tokenizer, write_parquet
 
 TENSORS = 2 * 12 + 3  # of the model: two layers of twelve, the embedding, the last norm and the head
 

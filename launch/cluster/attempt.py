@@ -14,11 +14,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 
+from ascend_quant.processes.cause import Cause, is_consequence, of_log
 from ascend_quant.terminal.exits import DONE, FAILED, INTERRUPTED, NOT_FORMED
 from launch.cluster.desk import DRIVER, Desk, Outcome
 from launch.cluster.transport import Channel, Event, command_of, end_on, may_pass, reason
 from launch.plan import Plan
-from launch.system.cause import Cause, is_consequence, of_log
 from launch.system.private import plain
 
 BEAT_SECONDS = 5

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from ascend_quant.processes.cause import COLOUR, Cause
 from launch.cluster.record import Record
 from launch.system import private
-from launch.system.cause import COLOUR, Cause
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DRIVER = "driver"

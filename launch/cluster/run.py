@@ -20,6 +20,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ascend_quant.processes.cause import Cause
+from ascend_quant.processes.tree import still_running
 from ascend_quant.terminal.exits import DONE, FAILED, INTERRUPTED, NOT_FORMED, WRONG_USE
 from ascend_quant.terminal.progress import waiting
 from launch import LaunchError
@@ -28,8 +30,6 @@ from launch.cluster.desk import SIGNALS, Desk, Interrupt, Logs, Outcome, Status
 from launch.cluster.record import RUNNING, RUNS, Record, find
 from launch.cluster.transport import end_on
 from launch.plan import Job, Plan
-from launch.system.cause import Cause
-from launch.system.processes import still_running
 
 METRICS = "VERL_FILE_LOGGER_ROOT"
 STATES = {DONE: "done", FAILED: "failed", NOT_FORMED: "not formed", INTERRUPTED: "stopped"}

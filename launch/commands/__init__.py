@@ -2,9 +2,9 @@
 
 import typer
 
-from launch.commands.checks import doctor, smoke
+from launch.commands.doctor import doctor
 from launch.commands.recipe import data, recipe_app
-from launch.commands.train import demo, node, stop, train
+from launch.commands.train import node, stop, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -14,7 +14,7 @@ def commands() -> None:
     """INT8 rollouts for reinforcement learning: re-quantized in place after every training step."""
 
 
-for command in (demo, train, stop, doctor, data, smoke):
+for command in (train, stop, doctor, data):
     app.command()(command)
 app.command(hidden=True)(node)
 app.add_typer(recipe_app, name="recipe")

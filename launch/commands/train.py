@@ -1,20 +1,17 @@
-"""The commands `run.sh train`, `stop` and `demo`, and `python -m launch node`.
+"""The commands `run.sh train` and `stop`, and `python -m launch node`.
 
-`train` trains a recipe on a cluster or on this machine, or shows what it would do (--dry-run). `demo` trains a small
-model on this CPU. `node` is one host's part of a run; `train` starts it and sends its plan as a line of JSON on stdin.
+`train` trains a recipe on a cluster or on this machine, or shows what it would do (--dry-run). `node` is one host's
+part of a run; `train` starts it and sends its plan as a line of JSON on stdin.
 """
 
 import json
 import os
-import time
 from collections.abc import Sequence
-from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ascend_quant.terminal.exits import FAILED, WRONG_USE, fail
+from ascend_quant.terminal.exits import WRONG_USE, fail
 from launch.commands.recipe import Changes, DataOption, RecipeName, of_data
 
 if TYPE_CHECKING:
@@ -182,84 +179,6 @@ def show(plan: "Plan", as_json: bool) -> int:
         tree = described(plan, ask_all(plan, ask))
     typer.echo(json.dumps(tree, indent=1) if as_json else text(tree))
     return NOT_FORMED if any(host["silent"] or host["problems"] for host in tree["hosts"]) else 0
-
-
-class Model(str, Enum):
-    """Architectures of the demo's models."""
-
-    dense = "qwen2"
-    experts = "qwen3-moe"
-
-
-def demo(
-    arms: Annotated[
-        str | None,
-        typer.Option(
-            help="Comma-separated rollouts to compare: SCHEME, SCHEME-qat, SCHEME-uncorrected (no importance "
-            "weights), or int8-exact.  [default: bf16,int8]"
-        ),
-    ] = None,
-    exact: Annotated[
-        bool,
-        typer.Option(
-            "--exact",
-            help="Compare int8-exact, whose trainer computes the engine's policy bit for bit, with int8 and bf16.",
-        ),
-    ] = False,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps per arm.  [default: the recipe's]")] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, max=2**32 - 1, help="Seed of the weights, the data and the sampling.")
-    ] = 0,
-    out: Annotated[str | None, typer.Option(help="Output folder.  [default: runs/<time>]")] = None,
-    model: Annotated[Model, typer.Option(help="Architecture of the model, which has 0.3 M parameters.")] = Model.dense,
-) -> None:
-    """Train a small model with verl and vLLM on this CPU, with BF16 and with INT8 rollouts, and compare."""
-    from rich.console import Console
-
-    from launch import LaunchError
-    from launch.demo.report import run_demo
-    from launch.demo.training import Choices, load_recipe
-    from launch.recipes.stacks import STACK_VARIABLE
-    from launch.system.processes import end_as_after_ctrl_c
-
-    if (stack := os.environ.get(STACK_VARIABLE, "cpu")) != "cpu":
-        fail(
-            f"this image is for {stack}, and the demo trains on CPUs: use the cpu image; here, ./run.sh smoke",
-            WRONG_USE,
-        )
-    names = demo_arms(arms, exact)
-    folder = Path(time.strftime("runs/%Y%m%d-%H%M%S") if out is None else out).resolve()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        fail(f"--out {folder} cannot be created: {error.strerror}; give another folder", WRONG_USE)
-    if other := next(folder.iterdir(), None):
-        fail(f"--out {folder} is not empty, it contains {other.name}; give a new folder", WRONG_USE)
-    chosen = Choices(names, steps or load_recipe()["trainer"]["total_training_steps"], seed, model.value)
-    end_as_after_ctrl_c()
-    try:
-        run_demo(chosen, folder, Console())
-    except LaunchError as error:
-        fail(str(error), FAILED)
-
-
-def demo_arms(arms: str | None, exact: bool) -> tuple[str, ...]:
-    """Return the arms that --arms names, or those of --exact; exit if both are given, or a name is not an arm."""
-    from launch.demo.training import ARMS, BESIDE_EXACT
-
-    if exact and arms is not None:
-        fail(
-            f"--exact with --arms {arms!r}: --exact is short for --arms {','.join(BESIDE_EXACT)}; remove one of them",
-            WRONG_USE,
-        )
-    if exact:
-        return BESIDE_EXACT
-    names = tuple(name.strip() for name in ("bf16,int8" if arms is None else arms).split(","))
-    if unknown := [name for name in names if name not in ARMS]:
-        fail(f"--arms {unknown[0]!r}: choose from {', '.join(ARMS)}", WRONG_USE)
-    if len(set(names)) < len(names):
-        fail(f"--arms {arms!r} names an arm twice", WRONG_USE)
-    return names
 
 
 def stop(

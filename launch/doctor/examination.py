@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from ascend_quant.processes.environment import STACK_VARIABLE
 from ascend_quant.recipes.keys import ROLLOUT
 from launch.cluster.inventory import Inventory
 from launch.doctor import devices, machine, network, run, versions
@@ -17,7 +18,7 @@ from launch.doctor.facts import Facts, Wanted
 from launch.plan.inputs import inputs
 from launch.recipes.fields import Recipe
 from launch.recipes.paths import Paths
-from launch.recipes.stacks import STACK_VARIABLE, pins
+from launch.recipes.stacks import pins
 from launch.system.software import own_packages, sources
 
 MODULES = (versions, devices, network, machine, run)

@@ -1,17 +1,13 @@
 """Checks of the machine: shared memory, /tmp, memory, and harmful environment variables."""
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
-import psutil
-
+from ascend_quant.processes.memory import memory_here
 from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.facts import GIB, MIB, Facts
 
-CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")  # version 2, version 1
 TEMPORARY, SHARED = "/tmp", "/dev/shm"
 LEAST_SHARED_GIB = 1
 SHARED_GIB = {"none": 1, "gpu": 16, "npu": 16}
@@ -71,14 +67,6 @@ def memory(facts: Facts) -> Iterator[Finding]:
         yield warning(f"{text}; the recipe needs {need}", "end what uses it: ps aux --sort=-rss | head")
     else:
         yield error(f"{text}; the recipe needs {need}", "take a host with more memory, or raise the container's limit")
-
-
-def memory_here(root: Path = Path("/")) -> tuple[int, int]:
-    """Return total and available bytes of memory, in a container at most its cgroup's limit, looked up in `root`."""
-    memory = psutil.virtual_memory()
-    texts = [(root / file).read_text().strip() for file in CGROUP_LIMITS if (root / file).is_file()]
-    total = min([memory.total, *(int(text) for text in texts if re.fullmatch("[0-9]+", text))])
-    return total, min(memory.available, total)
 
 
 @check("machine.variables")

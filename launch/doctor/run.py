@@ -5,10 +5,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from ascend_quant.processes.environment import environment
 from launch import existing
 from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.facts import GIB, Facts
-from launch.environment.resolve import environment
 from launch.inputs import model
 from launch.inputs.checkpoints import lacking_room
 from launch.inputs.rows import lacking

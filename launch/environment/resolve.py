@@ -13,12 +13,12 @@ the shell's own host (an address, a NIC, devices) are not passed to other hosts,
 another Ray cluster.
 """
 
-import os
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, get_args
 
+from ascend_quant.processes import environment as process
 from ascend_quant.recipes.node import Stack
 from launch.environment.variables import OTHER_CLUSTERS, shown
 
@@ -30,12 +30,11 @@ HOSTS_OWN = {"address", "nic", "hccl_family", "devices", "places"}
 
 
 class Variable(NamedTuple):
-    """A row of the table. `process`: it applies to every process of its stacks, not only to a run's hosts."""
+    """A row of the table."""
 
     name: str
     value: str
     stacks: tuple[str, ...]
-    process: bool = False
 
     @property
     def of_host(self) -> bool:
@@ -48,7 +47,7 @@ TABLE = (
     Variable("HCCL_IF_IP", "{address}", ASCEND),
     Variable("HCCL_SOCKET_IFNAME", "={nic}", ASCEND),
     Variable("HCCL_SOCKET_FAMILY", "{hccl_family}", ASCEND),
-    Variable("GLOO_SOCKET_IFNAME", "{nic}", ALL, process=True),
+    Variable("GLOO_SOCKET_IFNAME", "{nic}", ALL),
     Variable("TP_SOCKET_IFNAME", "{nic}", ALL),
     Variable("NCCL_SOCKET_IFNAME", "={nic}", CUDA),
     Variable("VLLM_HOST_IP", "{address}", ALL),
@@ -72,26 +71,16 @@ TABLE = (
     Variable("CUDA_DEVICE_ORDER", "PCI_BUS_ID", CUDA),
     Variable("PYTORCH_NPU_ALLOC_CONF", "max_split_size_mb:2048", ASCEND),
     Variable("TASK_QUEUE_ENABLE", "{task_queue}", ASCEND),
-    Variable("VLLM_ASCEND_ENABLE_NZ", "0", ASCEND),
+    *(Variable(name, value, ASCEND) for name, value in process.NPU.items()),
     # Ray
-    Variable("RAY_USAGE_STATS_ENABLED", "0", ALL, process=True),
+    *(Variable(name, value, ALL) for name, value in process.RAY.items()),
     Variable("RAY_DEDUP_LOGS", "1", ALL),
     Variable("RAY_health_check_period_ms", "2000", ALL),
     Variable("RAY_health_check_timeout_ms", "4000", ALL),
     Variable("RAY_health_check_failure_threshold", "4", ALL),
     # every process
-    Variable("HYDRA_FULL_ERROR", "1", ALL),
-    Variable("PYTHONUNBUFFERED", "1", ALL, process=True),
-    Variable("VLLM_NO_USAGE_STATS", "1", ALL, process=True),
-    Variable("TOKENIZERS_PARALLELISM", "false", ALL, process=True),
-    # processes on CPUs
-    Variable("VERL_PLATFORM", "cpu", CPU, process=True),
-    Variable("VERL_ENGINE_DEVICE", "cuda", CPU, process=True),
-    Variable("VLLM_CPU_KVCACHE_SPACE", "1", CPU, process=True),
-    Variable("VLLM_CPU_OMP_THREADS_BIND", "nobind", CPU, process=True),
-    Variable("OMP_NUM_THREADS", "1", CPU, process=True),
-    Variable("HF_HUB_OFFLINE", "1", CPU, process=True),
-    Variable("TRANSFORMERS_OFFLINE", "1", CPU, process=True),
+    *(Variable(name, value, ALL) for name, value in process.EVERY.items()),
+    *(Variable(name, value, CPU) for name, value in process.CPU.items()),
 )
 FAMILY = {"ipv4": "AF_INET", "ipv6": "AF_INET6"}
 FAMILIES = (
@@ -141,12 +130,6 @@ class Setting:
 def rows(stack: str) -> list[Variable]:
     """Return the table's rows for a stack."""
     return [variable for variable in TABLE if stack in variable.stacks]
-
-
-def environment(stack: str, current: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a process of this stack without a cluster: the table and the user's variables."""
-    table = {row.name: row.value.format(nic="lo") for row in rows(stack) if row.process}
-    return {**table, **(os.environ if current is None else current)}
 
 
 def node_environment(

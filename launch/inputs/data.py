@@ -84,9 +84,9 @@ def addition(target: Path) -> list[str]:
     This is the demo's task, with a model for any device. Hosts may each generate their own copy, since the files are
     equal.
     """
-    from launch.demo import training
-    from launch.demo.task import TINY_ON_NPUS, verl_rows
-    from launch.demo.warmup import make_start
+    from ascend_quant.demo import DemoError, training
+    from ascend_quant.demo.task import TINY_ON_NPUS, verl_rows
+    from ascend_quant.demo.warmup import make_start
 
     setup = replace(training.DEMO, shape=TINY_ON_NPUS)
     choices = training.Choices((), training.load_recipe()["trainer"]["total_training_steps"], SEED, "qwen2", setup)
@@ -96,7 +96,10 @@ def addition(target: Path) -> list[str]:
         write(folder / f"{name}.parquet", verl_rows(prompts, SEED, task))
         for name, prompts in (("train", choices.prompts), ("test", len(task.exam())))
     ]
-    right = make_start(choices, folder / "start")
+    try:
+        right = make_start(choices, folder / "start")
+    except DemoError as error:
+        raise LaunchError(str(error)) from error
     return [*made, f"{folder / 'start'}: a Qwen2 model that answers {right:.0%} right"]
 
 

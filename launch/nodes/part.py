@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 import psutil
 
+from ascend_quant.processes.tree import end_all
 from ascend_quant.terminal.exits import DONE, FAILED, NOT_FORMED, WRONG_USE
 from launch import LaunchError, port_guard
 from launch.doctor import hosts
@@ -27,7 +28,7 @@ from launch.nodes.launcher import Launcher, own_stdout
 from launch.nodes.ray_node import Part, variables
 from launch.plan import NodePlan
 from launch.system import private
-from launch.system.processes import OPEN_FILES, end_all, end_run, of_run
+from launch.system.processes import OPEN_FILES, end_run, of_run
 
 NODE_SECONDS = 30
 LARGEST = 256 << 10  # bytes kept from the end of a log

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from ascend_quant.processes.tree import mapped_segments, remove
 from launch import LaunchError, with_root
 from launch.environment import network
 from launch.environment.network import Wire
@@ -34,7 +35,7 @@ from launch.nodes.launcher import Launcher
 from launch.plan import NodePlan
 from launch.recipes.stacks import pins
 from launch.system import private
-from launch.system.processes import MARK, end_run, mapped_segments, of_run, remove
+from launch.system.processes import MARK, end_run, of_run
 
 if TYPE_CHECKING:
     from launch.ray_jobs.cluster import Cluster

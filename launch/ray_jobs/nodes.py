@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ascend_quant.processes.cause import cause_in
 from launch import LaunchError
 from launch.doctor.checking import Finding, HostReport, Report
 from launch.doctor.devices import present
@@ -21,7 +22,6 @@ from launch.ray_jobs.cluster import Cluster
 from launch.ray_jobs.look import MARK, REPORTS, REQUESTS
 from launch.ray_jobs.plan import RayPlan
 from launch.recipes.stacks import pins
-from launch.system.cause import cause_in
 
 START_SECONDS = 60  # time for the job to start
 STOPPING = {one.name for one in (*BEFORE_RAY, reached, *TOGETHER)}

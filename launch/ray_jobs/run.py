@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ascend_quant.processes.cause import Cause, of_log
 from ascend_quant.terminal.exits import DONE, FAILED, INTERRUPTED, NOT_FORMED
 from launch import LaunchError
 from launch.cluster.desk import DRIVER, Desk, Outcome
@@ -20,7 +21,6 @@ from launch.ray_jobs import nodes, sources
 from launch.ray_jobs.cluster import Cluster
 from launch.ray_jobs.follow import driver_killed, passing_on, watch
 from launch.ray_jobs.plan import RayPlan
-from launch.system.cause import Cause, of_log
 
 SILENT_SECONDS = 30
 JOIN_SECONDS = 300  # time that a restart waits for the nodes

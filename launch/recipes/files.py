@@ -25,7 +25,7 @@ from launch.recipes.rules import problems
 __all__ = ["checked", "load", "names"]
 
 Model = TypeVar("Model", bound=BaseModel)
-# Configs in configs/demo, which launch/demo/training.py composes, and their commands.
+# Configs in configs/demo, which ascend_quant/demo/training.py composes, and their commands.
 DEMOS = {"demo": "demo", "study": "bench study"}
 
 

@@ -8,7 +8,6 @@ from ascend_quant.recipes.node import Fields
 from launch import ROOT
 
 FILE = ROOT / "docker" / "stacks.yaml"
-STACK_VARIABLE = "ASCEND_QUANT_STACK"  # set in our images
 
 Chip = Literal["A2", "A3"]
 Commit = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]

@@ -1,1 +1,1 @@
-"""One machine: processes and causes of their failures (processes, child, cause), private files, installed software."""
+"""One machine: the processes of a run, private files, installed software."""

@@ -7,8 +7,8 @@ pytest.importorskip("vllm", reason="the engine tests need vLLM")
 
 from rich.console import Console
 
-from launch.demo.report import run_demo
-from launch.demo.training import Choices, read_lines
+from ascend_quant.demo.report import run_demo
+from ascend_quant.demo.training import Choices, read_lines
 
 VERL = "ascend_quant/integrations/verl"
 pytestmark = [

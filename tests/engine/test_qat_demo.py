@@ -19,10 +19,10 @@ pytest.importorskip("verl", reason="the demo needs verl")
 from rich.console import Console
 
 from ascend_quant import oracle
+from ascend_quant.demo.report import run_demo
+from ascend_quant.demo.task import all_problems, mistake
+from ascend_quant.demo.training import Choices
 from ascend_quant.schemes import get_scheme
-from launch.demo.report import run_demo
-from launch.demo.task import all_problems, mistake
-from launch.demo.training import Choices
 
 pytestmark = pytest.mark.timeout(900)
 STEPS = 3

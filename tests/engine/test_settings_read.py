@@ -8,9 +8,9 @@ from omegaconf import OmegaConf
 from test_recipes_verl import PATHS, composed, of
 from verl_reads import Key, read
 
+from ascend_quant.demo.training import load_recipe
 from ascend_quant.recipes import leaves
 from ascend_quant.recipes.keys import ACTOR, OPEN, REFERENCE, UNLISTED
-from launch.demo.training import load_recipe
 from launch.recipes import load, names, resolve
 from launch.recipes.files import DEMOS
 from launch.recipes.verl import RELEASE

@@ -20,8 +20,8 @@ from ascend_quant.smoke import SPOILT as NAN
 from ascend_quant.smoke import engine, generation, worker
 from ascend_quant.smoke.probes import On
 from ascend_quant.smoke.results import OK
-from launch.smoke.setting import Setting
-from launch.smoke.training import command_of, judged, refused
+from ascend_quant.smoke.setting import Setting
+from ascend_quant.smoke.training import command_of, judged, refused
 
 SPOILT = "model.layers.1.mlp.down_proj.weight"
 

@@ -12,8 +12,8 @@ pytest.importorskip("vllm", reason="the engine tests need vLLM")
 from verl_runs import OURS, QUANTIZED, digests, log_engines, logged, prepare, receipts, train
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from ascend_quant.demo.task import TINY
 from ascend_quant.integrations.contract import takes
-from launch.demo.task import TINY
 
 pytestmark = [
     pytest.mark.timeout(600),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from launch.demo.task import TINY, Addition, build_model, save_tokenizer, write_parquet
+from ascend_quant.demo.task import TINY, Addition, build_model, save_tokenizer, write_parquet
 
 DEADLINE = 420
 STEPS = 2

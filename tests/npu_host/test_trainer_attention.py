@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers.integrations import npu_flash_attention
 
+from ascend_quant.demo.task import TINY_ON_NPUS, build_model
 from ascend_quant.integrations.verl.training.attention_settings import FLASH
-from launch.demo.task import TINY_ON_NPUS, build_model
 from npu_host import reference
 
 SERVED_HEADS = (64, 128, 192)  # of packed sequences, by CANN's inference operator, which then serves the same model

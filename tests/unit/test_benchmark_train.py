@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from naming import has_line_naming
 
+from ascend_quant.processes.child import Ended
 from benchmarks import sync, train_report, train_run
 from benchmarks.models import get_model
 from benchmarks.report import Outcome, faults_of
@@ -15,7 +16,6 @@ from benchmarks.train_files import write_model, write_prompts
 from benchmarks.train_reward import compute_score
 from benchmarks.train_run import Arm, settings_for
 from launch.recipes import Paths, load, resolve
-from launch.system.child import Ended
 
 RECIPE = "qwen2.5-7b-int8-gsm8k-h100"
 ARM = Arm(RECIPE, "qwen2.5-7b", "int8", 256, 4096, 4, 2)

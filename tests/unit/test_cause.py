@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.system.cause import cause_in, is_consequence, of_log
+from ascend_quant.processes.cause import cause_in, is_consequence, of_log
 
 RECORDED = Path(__file__).parent / "data" / "cause"  # of real runs; most frames and machine paths are taken out
 

@@ -17,8 +17,9 @@ import psutil
 import pytest
 from cluster_cases import PROJECT, free_ports, new_run
 
+from ascend_quant.processes.tree import signal_each
 from launch.system.private import run_folder
-from launch.system.processes import of_run, signal_each
+from launch.system.processes import of_run
 
 pytest.importorskip("ray")
 

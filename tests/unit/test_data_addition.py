@@ -9,10 +9,10 @@ from data_cases import read
 from naming import line_naming
 from safetensors.torch import load_file
 
+from ascend_quant.demo import training
+from ascend_quant.demo.reward import compute_score
+from ascend_quant.demo.task import build_model
 from launch import LaunchError
-from launch.demo import training
-from launch.demo.reward import compute_score
-from launch.demo.task import build_model
 from launch.inputs.data import prepare
 from launch.recipes import load, paths_of
 

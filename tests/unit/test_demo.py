@@ -8,18 +8,22 @@ from math import isnan, nan
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_module
 from naming import has_line_naming
+from omegaconf import OmegaConf
 from rich.console import Console
 from typer.testing import CliRunner
 
-from launch import ROOT, LaunchError
-from launch.commands import app
-from launch.commands.train import demo_arms
-from launch.demo import report, training
-from launch.demo import task as models
-from launch.demo.reward import compute_score
-from launch.system.child import last_errors
+from ascend_quant.commands.app import app
+from ascend_quant.commands.demo import arms_of
+from ascend_quant.demo import DemoError, report, training
+from ascend_quant.demo import task as models
+from ascend_quant.demo.reward import compute_score
+from ascend_quant.processes.child import last_errors
+from ascend_quant.recipes import leaves
+from ascend_quant.recipes.compose import register
 
+ROOT = Path(__file__).parents[2]
 CHOICES = training.Choices(("bf16", "int8"), 7, 3, "qwen2")
 
 
@@ -48,29 +52,38 @@ def test_the_tokenizer_is_the_models_and_transformers_reads_it(tmp_path, name):
     [
         ("bf16", "int8", {"scheme"}),
         ("int4_g32", "int4_g32-qat", {"qat"}),
-        (  # the others than rollout_is have verl's default values
+        (
             *("int8", "int8-uncorrected"),
-            {"rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "bypass_mode"},
+            {"correction"},
         ),
     ],
 )
 def test_arms_differ_in_one_setting_and_their_folder(tmp_path, one, other, differ):
-    first, second = (set(training.overrides(CHOICES, arm, tmp_path, Path("/tmp/ray"))) for arm in (one, other))
+    first, second = (set(told(arm, tmp_path)) for arm in (one, other))
     changed = {line.split("=")[0].rsplit(".", 1)[-1] for line in first ^ second}
-    assert changed == {*differ, "dir", "default_local_dir"}
-    assert {"++trainer.total_training_steps=7", "++actor_rollout_ref.rollout.calculate_log_probs=true"} <= first
+    assert changed == differ and "++trainer.total_training_steps=7" in first
+
+
+def told(arm: str, out: Path, choices=CHOICES) -> list[str]:
+    """What verl's command line has after its module."""
+    settings = training.settings_of(choices, arm, out)
+    return training.command(training.recipe_of(choices, arm), settings)[len(training.MAIN) :]
+
+
+def composed(arm: str, out: Path, choices=CHOICES):
+    """verl's whole configuration."""
+    register()
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", overrides=told(arm, out, choices))
 
 
 @pytest.mark.parametrize("name", ["demo", "study"])
 def test_verl_composes_the_settings(tmp_path, name):
     pytest.importorskip("verl")
-    from hydra import compose, initialize_config_module
-
-    choices = replace(CHOICES, setup=replace(CHOICES.setup, recipe=name))
-    told = [one for one in training.overrides(choices, "int8", tmp_path, tmp_path) if not one.startswith("++hydra.")]
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        made = compose("ppo_trainer", overrides=told)
+    made = composed("int8", tmp_path, replace(CHOICES, setup=replace(CHOICES.setup, recipe=name)))
     assert made.trainer.total_training_steps == 7 and made.actor_rollout_ref.actor.strategy == "fsdp2"
+    assert made.trainer.nnodes == 1 and made.actor_rollout_ref.rollout.calculate_log_probs
+    assert made.reward.custom_reward_function.path == f"pkg://{compute_score.__module__}"
 
 
 @pytest.mark.parametrize("page", ["low_precision.md", "low_precision.zh.md"])
@@ -79,8 +92,8 @@ def test_the_exact_arm_has_the_settings_of_the_page_of_exact_int8(tmp_path, page
     settings = next(
         block.split() for block in text.split("```") if "qat=int8_exact" in block and "bypass_mode" in block
     )
-    given = training.overrides(CHOICES, "int8-exact", tmp_path, Path("/tmp/ray"))
-    given = {line.lstrip("+").replace('"', "") for line in given}
+    made = composed("int8-exact", tmp_path)
+    given = {f"{key}={json.dumps(value)}".replace('"', "") for key, value in leaves(OmegaConf.to_container(made))}
     assert len(settings) == 5 and {setting.lstrip("+") for setting in settings} <= given
     assert any(line.endswith(".scheme=int8") for line in given)
 
@@ -94,7 +107,7 @@ def test_the_exact_arm_has_the_settings_of_the_page_of_exact_int8(tmp_path, page
     ],
 )
 def test_arms_of_the_command_line(arms, exact, names):
-    assert demo_arms(arms, exact) == names
+    assert arms_of(arms, exact) == names
     corrected = [training.is_corrected(name) for name in names]
     assert corrected == [name != "int8-exact" for name in names]
 
@@ -238,7 +251,7 @@ def test_a_missing_metric_is_named(tmp_path):
     (tmp_path / "bf16").mkdir()
     line = metrics_line(1, 0.5, 0, 1, 1, 1).replace("rollout_corr/k3_kl", "rollout_corr/k4_kl")
     (tmp_path / "bf16" / "metrics.jsonl").write_text(line)
-    with pytest.raises(LaunchError, match=r"step 1 has no rollout_corr/k3_kl"):
+    with pytest.raises(DemoError, match=r"step 1 has no rollout_corr/k3_kl"):
         report.arm_report("bf16", tmp_path / "bf16" / "metrics.jsonl")
 
 
@@ -265,7 +278,7 @@ def run_watch(tmp_path, monkeypatch):
 
 
 def test_a_failure_has_its_reason_and_a_training_counts_its_steps(run_watch):
-    with pytest.raises(LaunchError, match=r"with 1 after 0 of 2 steps(.|\n)*ZeroDivisionError(.|\n)*verl.log"):
+    with pytest.raises(DemoError, match=r"with 1 after 0 of 2 steps(.|\n)*ZeroDivisionError(.|\n)*verl.log"):
         run_watch("1/0")
     lines = [metrics_line(step, 0.5, 0, 1, 1000, 1) for step in (1, 2)]
     assert run_watch(f"open('metrics.jsonl', 'w').write({''.join(lines)!r})")[-1] == 2
@@ -273,7 +286,7 @@ def test_a_failure_has_its_reason_and_a_training_counts_its_steps(run_watch):
 
 def test_a_stalled_run_is_ended(run_watch, monkeypatch):
     monkeypatch.setattr(training, "FIRST_STEP_SECONDS", 2)
-    with pytest.raises(LaunchError, match=r"no step after 0 of 2 steps for 2 s"):
+    with pytest.raises(DemoError, match=r"no step after 0 of 2 steps for 2 s"):
         run_watch("import time; time.sleep(600)")
 
 

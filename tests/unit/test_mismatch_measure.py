@@ -81,7 +81,7 @@ def test_a_bad_file_is_named_with_its_line(tmp_path, name, content, words):
 def model(tmp_path_factory) -> Path:
     """A folder with a configuration and a tokenizer; no engine starts on it."""
     transformers = pytest.importorskip("transformers")
-    from launch.demo.task import save_tokenizer
+    from ascend_quant.demo.task import save_tokenizer
 
     folder = tmp_path_factory.mktemp("model")
     transformers.Qwen2Config(vocab_size=20, eos_token_id=2).save_pretrained(folder)

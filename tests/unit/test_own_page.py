@@ -8,10 +8,10 @@ import pytest
 from command_cases import commands
 from typer.testing import CliRunner
 
+from ascend_quant.demo.task import build_model, save_tokenizer
 from launch import ROOT
 from launch.cluster import transport
 from launch.commands import app
-from launch.demo.task import build_model, save_tokenizer
 from launch.recipes import load
 
 PAGE = (ROOT / "docs/models.md").read_text()

@@ -9,7 +9,8 @@ import psutil
 import pytest
 from naming import has_line_naming
 
-from launch.system.processes import ProcessTree, ask, still_running
+from ascend_quant.processes.tree import ProcessTree, still_running
+from launch.system.processes import ask
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`run.sh smoke --read`: what JSON files of the smoke test say of each probe, and what both pages of NPUs then say."""
+"""`ascend-quant smoke --read`: what JSON files say of each probe, and what both pages of NPUs then say."""
 
 import json
 from collections.abc import Callable
@@ -9,12 +9,12 @@ import pytest
 from naming import has_line_naming
 from typer.testing import CliRunner
 
+from ascend_quant.commands.app import app
+from ascend_quant.smoke import parts, reading
 from ascend_quant.smoke.probes import probes_for
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result, as_text, document
+from ascend_quant.smoke.setting import Setting
 from launch import ROOT, LaunchError
-from launch.commands import app
-from launch.smoke import parts, reading
-from launch.smoke.setting import Setting
 from tools.pages import npu_probes, sections
 
 NAMES = ["train", "train.nan", *(one.name for one in probes_for("npu"))]
@@ -42,7 +42,7 @@ def a_run(tmp_path) -> Callable[..., Path]:
     def write(name: str = "smoke.json", **changes: Result | None) -> Path:
         results = {one: Result(one, "", OK, values=SEEN.get(one, {})) for one in NAMES}
         results |= {key.replace("__", "."): value for key, value in changes.items()}
-        setting = Setting("ascend-cann9.1", "npu", tmp_path, 3)
+        setting = Setting("ascend-cann9.1", tmp_path, 3)
         about = parts.about_of(setting) | {"started": "2027-01-05T08:00:00+00:00", "seconds": 3000.0, "left": []}
         (tmp_path / name).write_text(as_text(document([one for one in results.values() if one], about)))
         return tmp_path / name
@@ -113,7 +113,7 @@ def test_a_page_has_every_probe_and_no_verdict_of_its_own(page):
         ("{}", "KeyError"),
         (as_text(document([Result("train", "", OK)], {"device": "npu"}) | {"schema": 1}), "schema 1"),
         (as_text(document([Result("train", "", OK)], {"device": "cuda"})), "cuda"),
-        (as_text(document([Result("train", "", OK)], {"device": "npu"})), "stack"),  # by ascend-quant smoke
+        (as_text(document([Result("train", "", OK)], {"device": "npu"})), "stack"),  # of another origin
         (as_text(document([], {"device": "npu"}) | {"probes": [{"name": "train", "status": "ok", "of": 1}]}), "of"),
     ],
 )

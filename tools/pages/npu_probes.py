@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ascend_quant.files.documents import BadDocument
+from ascend_quant.smoke.reading import Read, read, rows
 from launch import ROOT, LaunchError
-from launch.smoke.reading import Read, read, rows
 from tools.pages.sections import replaced
 
 COMMAND = "python -m tools.pages.npu_probes"
@@ -34,7 +35,8 @@ def main(files: Sequence[str], root: Path = ROOT) -> None:
     """Write the table of these files into the pages below a folder.
 
     Raises:
-        LaunchError: a file cannot be read, or a page lacks its marks; then no page is changed.
+        BadDocument: a file cannot be read.
+        LaunchError: a page lacks its marks. No page is changed.
     """
     found = [read(Path(file)) for file in files]
     pages = {root / page: replaced(root / page, COMMAND, table(page, found)) for page in PAGES}
@@ -45,5 +47,5 @@ def main(files: Sequence[str], root: Path = ROOT) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except LaunchError as why:
+    except (BadDocument, LaunchError) as why:
         sys.exit(str(why))

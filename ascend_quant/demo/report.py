@@ -16,10 +16,9 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, TaskID
 from rich.table import Table
 
+from ascend_quant.demo import DemoError
+from ascend_quant.demo.training import METRICS, QAT, Choices, is_corrected, is_exact, read_lines, scheme_of, train
 from ascend_quant.terminal.progress import Bars
-from launch import LaunchError
-from launch.demo.task import write_parquet
-from launch.demo.training import QAT, Choices, is_corrected, is_exact, read_lines, scheme_of, train
 
 FIELDS = {
     "reward": "critic/rewards/mean",
@@ -61,15 +60,14 @@ def run_demo(choices: Choices, out: Path, console: Console) -> dict[str, Any]:
     """Run the whole demo, write report.json and report.png to `out`, and return the report.
 
     Raises:
-        LaunchError: the warm-up or an arm failed.
+        DemoError: the warm-up or an arm failed.
     """
     started = time.monotonic()
-    write_parquet(out / "prompts.parquet", choices.prompts, choices.seed, choices.setup.task)
     with Bars(*Bars.get_default_columns(), MofNCompleteColumn(), console=console) as bars:
-        from launch.demo.warmup import make_start
+        from ascend_quant.demo.warmup import write_inputs
 
         bar = bars.add_task("warm-up", total=choices.setup.warm_up.updates)
-        accuracy = make_start(choices, out / "start", lambda done: bars.update(bar, completed=done))
+        accuracy = write_inputs(choices, out, lambda done: bars.update(bar, completed=done))
         bars.update(bar, description=f"warm-up: {accuracy:.0%} right")
         for arm in choices.arms:
             bar = bars.add_task(f"{arm}: verl starts", total=choices.steps)
@@ -101,9 +99,7 @@ def step_record(line: dict[str, Any], corrected: bool = True, exact: bool = Fals
 def pick(line: dict[str, Any], fields: dict[str, str]) -> dict[str, float]:
     missing = [name for name in fields.values() if line["data"].get(name) is None]
     if missing:
-        raise LaunchError(
-            f"step {line['step']} has no {', '.join(missing)}: this verl does not log the metrics of 0.9.1"
-        )
+        raise DemoError(f"step {line['step']} has no {', '.join(missing)}: this verl does not log the metrics of 0.9.1")
     return {"step": line["step"]} | {field: line["data"][name] for field, name in fields.items()}
 
 
@@ -131,7 +127,7 @@ def arm_report(name: str, metrics: Path) -> dict[str, Any]:
 def build_report(choices: Choices, out: Path, seconds: float) -> dict[str, Any]:
     """Return the content of report.json; `seconds` is the duration of the whole demo, including warm-up and starts."""
     return {
-        "arms": [arm_report(name, out / name / "metrics.jsonl") for name in choices.arms],
+        "arms": [arm_report(name, out / name / METRICS) for name in choices.arms],
         "task": choices.setup.task.description,
         "seed": choices.seed,
         "model": choices.model,

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ascend_quant.files.documents import BadDocument
 from ascend_quant.smoke.probes import probes_for
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, SCHEMA, Result, in_short
-from launch import LaunchError
-from launch.smoke.training import NAN, TRAIN
+from ascend_quant.smoke.training import NAN, TRAIN
 
 NOT_RUN = "not run"
 ORDER = (FAILED, OK, NOT_APPLICABLE)  # if files disagree, the first of these is used
@@ -28,22 +28,22 @@ def read(file: Path) -> Read:
     """Read a file of the smoke test on an NPU.
 
     Raises:
-        LaunchError: the file is not one of those.
+        BadDocument: the file is not one of those.
     """
     try:
         content = json.loads(file.read_text())
         schema, device = content["schema"], content["device"]
         if schema != SCHEMA:
-            raise LaunchError(f"{file}: has schema {schema}, but this version reads {SCHEMA}: run smoke again")
+            raise BadDocument(f"{file}: has schema {schema}, but this version reads {SCHEMA}: run smoke again")
         if device != "npu":
-            raise LaunchError(f"{file}: was written on {device}; docs/ascend.md is about NPUs")
+            raise BadDocument(f"{file}: was written on {device}; docs/ascend.md is about NPUs")
         results = {one["name"]: Result(**one) for one in content["probes"]}
         versions = results["versions"].values if "versions" in results else {}
         about = [f"{versions.get('devices', '?')} x {versions.get('device', 'NPU')}", content["stack"]]
         about += [f"{name} {versions[name]}" for name in ("vllm-ascend", "torch-npu", "CANN") if name in versions]
         about += [f"ascend-quant {content['version']}", content["started"][:10]]
     except (OSError, ValueError, KeyError, TypeError) as why:
-        raise LaunchError(f"{file}: is not JSON from ./run.sh smoke: {type(why).__name__}: {why}") from why
+        raise BadDocument(f"{file}: is not JSON of this command: {type(why).__name__}: {why}") from why
     return Read(", ".join(about), results)
 
 

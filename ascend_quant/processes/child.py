@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch import with_root
-from launch.environment.resolve import environment
-from launch.system.cause import of_log, split
-from launch.system.processes import ProcessTree
+from ascend_quant.processes.cause import of_log, split
+from ascend_quant.processes.environment import environment
+from ascend_quant.processes.tree import ProcessTree
 
 POLL_SECONDS = 0.2
 LOOK_EVERY = 20  # polls between listings of all processes, which cost CPU time
@@ -76,7 +75,7 @@ def run(
         variables: additional environment variables.
     """
     log, begun = folder / f"{name}.log", time.monotonic()
-    whole = environment(stack, {**OFFLINE, **os.environ, "PYTHONPATH": with_root(os.environ), **variables})
+    whole = environment(stack, {**OFFLINE, **os.environ, "PYTHONPATH": _python_path(), **variables})
     with log.open("wb") as said:
         child = subprocess.Popen(
             command,
@@ -100,3 +99,10 @@ def run(
         tree.end()
         child.wait()
     return Ended(code, round(time.monotonic() - begun, 1), log)
+
+
+def _python_path() -> str:
+    """Return PYTHONPATH for a process in another folder, which has to find this package even if it is not installed."""
+    packages = Path(__file__).parents[2]
+    own = [] if packages.name in ("site-packages", "dist-packages") else [str(packages)]
+    return os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])

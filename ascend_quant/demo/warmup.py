@@ -13,18 +13,38 @@ import torch
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
-from launch import LaunchError
-from launch.demo.task import END, PAD, SPACE, Addition, build_model, save_tokenizer, vocabulary
-from launch.demo.training import Choices
+from ascend_quant.demo import DemoError
+from ascend_quant.demo.task import (
+    END,
+    PAD,
+    SPACE,
+    Addition,
+    build_model,
+    save_tokenizer,
+    vocabulary,
+    write_parquet,
+)  # fmt: skip
+from ascend_quant.demo.training import Choices
 
 IGNORED = -100
+
+
+def write_inputs(choices: Choices, folder: Path, on_update: Callable[[int], None] = lambda done: None) -> float:
+    """Write what `training.inputs` names, prompts and model, and return the model's accuracy.
+
+    Raises:
+        DemoError: the warm-up failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_parquet(folder / "prompts.parquet", choices.prompts, choices.seed, choices.setup.task)
+    return make_start(choices, folder / "start", on_update)
 
 
 def make_start(choices: Choices, folder: Path, on_update: Callable[[int], None] = lambda done: None) -> float:
     """Train the BF16 checkpoint from which all arms start, save it, and return its sampled accuracy.
 
     Raises:
-        LaunchError: it exceeds the time limit, or its accuracy is outside of the range in which RL can learn.
+        DemoError: it exceeds the time limit, or its accuracy is outside of the range in which RL can learn.
     """
     task, plan = choices.setup.task, choices.setup.warm_up
     torch.set_num_threads(1)  # these matrices are too small for several threads
@@ -43,14 +63,14 @@ def make_start(choices: Choices, folder: Path, on_update: Callable[[int], None] 
         optimizer.zero_grad()
         on_update(update + 1)
         if time.monotonic() - begun > plan.seconds:
-            raise LaunchError(
+            raise DemoError(
                 f"the warm-up made {update + 1} updates in {plan.seconds:.0f} s: are the CPU cores busy, or "
                 "much slower than those of the demo's estimate?"
             )
     model = model.to(torch.bfloat16)
     accuracy, (low, high) = sampled_accuracy(model, task), plan.band
     if not low <= accuracy <= high:
-        raise LaunchError(f"the warm-up ended at accuracy {accuracy:.2f}, outside {low}-{high}: try another --seed")
+        raise DemoError(f"the warm-up ended at accuracy {accuracy:.2f}, outside {low}-{high}: try another --seed")
     model.save_pretrained(folder)
     save_tokenizer(folder, task.alphabet)
     return accuracy

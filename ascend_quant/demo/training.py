@@ -1,4 +1,4 @@
-"""One arm of the demo: verl's command line, and verl's processes, which are monitored through their metrics.
+"""The arms of the demo, and verl, which is started as a user starts it and monitored through its metrics.
 
 verl may hang if one of its workers dies, so a run without a new step for too long is ended.
 """
@@ -7,20 +7,21 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ascend_quant.recipes import leaves
+from ascend_quant.demo import DemoError
+from ascend_quant.demo.task import TINY, Addition
+from ascend_quant.processes.child import Ended, last_errors, run
 from ascend_quant.recipes.compose import alone, plain
 from ascend_quant.schemes import SCHEMES
-from launch import LaunchError
-from launch.demo.task import TINY, Addition
-from launch.system.child import last_errors, run
 
+MAIN = (sys.executable, "-m", "ascend_quant.integrations.verl.main_ppo")
+METRICS = "metrics.jsonl"
 QAT = "-qat"  # suffix of an arm, after the scheme of its rollout weights, for fake quantization
 UNCORRECTED = "-uncorrected"  # for no importance weights
 EXACT = "-exact"  # for an actor whose forward pass computes the engine's policy bit for bit
@@ -34,6 +35,7 @@ BESIDE_EXACT = (f"int8{EXACT}", "int8", "bf16")
 FIRST_STEP_SECONDS = 600  # includes starting Ray, verl and vLLM: about 80 s on two idle cores
 NEXT_STEP_SECONDS = 180
 FINAL_SHARE = 0.05  # fraction of the warm-up's learning rate
+NO_CHANGES: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -86,15 +88,9 @@ class Choices:
         return self.steps * load_recipe(self.setup.recipe)["data"]["train_batch_size"]
 
 
-def load_recipe(name: str = "demo", *choices: str) -> dict[str, Any]:
-    """Compose verl's settings of a demo.
-
-    Args:
-        choices: choices from the groups of recipes, as "scheme=bf16".
-    """
-    tree = plain(alone(name, choices, group="demo"))
-    # model_engine is verl's own default, and a group of files, which `++` cannot set
-    return {key: value for key, value in tree.items() if key not in ("recipe", "model_engine")}
+def load_recipe(name: str = "demo") -> dict[str, Any]:
+    """Compose verl's settings of a demo."""
+    return {key: value for key, value in plain(alone(name, group="demo")).items() if key != "recipe"}
 
 
 def scheme_of(arm: str) -> str:
@@ -112,40 +108,60 @@ def is_exact(arm: str) -> bool:
     return arm.endswith(EXACT)
 
 
-def overrides(
-    choices: Choices, arm: str, out: Path, ray_folder: Path, changes: Mapping[str, Any] = MappingProxyType({})
-) -> list[str]:
-    """Return all override arguments of one arm; `++` sets a key whether or not verl's defaults have it.
-
-    Args:
-        changes: verl settings that override the demo's.
-    """
-    data = str(out / "prompts.parquet")
+def recipe_of(choices: Choices, arm: str) -> list[str]:
+    """Return the words of verl's command line that choose the recipe of an arm."""
     correction = "exact" if is_exact(arm) else "token" if is_corrected(arm) else "none"
-    settings = load_recipe(choices.setup.recipe, f"scheme={scheme_of(arm)}", f"correction={correction}")
-    tree = dict(leaves(settings)) | {
-        "actor_rollout_ref.model.path": str(out / "start"),
+    return [f"+demo={choices.setup.recipe}", f"scheme={scheme_of(arm)}", f"correction={correction}"]
+
+
+def settings_of(choices: Choices, arm: str, out: Path) -> dict[str, Any]:
+    """Return the settings of an arm that no recipe has: files, seed and steps."""
+    settings = inputs(out) | {
         "actor_rollout_ref.rollout.seed": choices.seed,
         "data.seed": choices.seed,
-        "data.train_files": data,
-        "data.val_files": data,
-        "hydra.run.dir": str(out / arm),
-        "ray_kwargs.ray_init._temp_dir": str(ray_folder),
-        "reward.custom_reward_function.path": str(Path(__file__).with_name("reward.py")),
-        "trainer.default_local_dir": str(out / arm / "checkpoints"),
         "trainer.total_training_steps": choices.steps,
     }
     if arm.endswith(QAT):
-        tree["actor_rollout_ref.rollout.engine_kwargs.ascend_quant.qat"] = scheme_of(arm)
-    return [f"++{key}={json.dumps(value)}" for key, value in {**tree, **changes}.items()]
+        settings["actor_rollout_ref.rollout.engine_kwargs.ascend_quant.qat"] = scheme_of(arm)
+    return settings
 
 
-def command(
-    choices: Choices, arm: str, out: Path, ray_folder: Path, changes: Mapping[str, Any] = MappingProxyType({})
-) -> list[str]:
-    """Return the command that trains one arm."""
-    main = (sys.executable, "-m", "ascend_quant.integrations.verl.main_ppo")
-    return [*main, *overrides(choices, arm, out, ray_folder, changes)]
+def inputs(folder: Path) -> dict[str, str]:
+    """Return the settings of the model and the prompts that `warmup.write_inputs` writes into a folder."""
+    data = str(folder / "prompts.parquet")
+    return {"actor_rollout_ref.model.path": str(folder / "start"), "data.train_files": data, "data.val_files": data}
+
+
+def command(recipe: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
+    """Return the command that starts verl; `++` sets a key whether or not verl's defaults have it."""
+    return [*MAIN, *recipe, *(f"++{key}={json.dumps(value)}" for key, value in settings.items())]
+
+
+def verl(
+    recipe: Sequence[str],
+    settings: Mapping[str, Any],
+    folder: Path,
+    seconds: float,
+    stack: str = "cpu",
+    look: Callable[[], None] = lambda: None,
+) -> Ended:
+    """Train with verl, which starts and ends a Ray of its own; log, metrics and Hydra's files are in the folder.
+
+    Args:
+        recipe: choices of config groups.
+        look: called five times a second; an exception from it ends the training.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / METRICS).unlink(missing_ok=True)  # left by an earlier run
+    # Ray's sockets need a short path, and Ray makes its folder world-accessible
+    with tempfile.TemporaryDirectory(prefix="aq-", ignore_cleanup_errors=True) as private:
+        places = {
+            "hydra.run.dir": str(folder),
+            "ray_kwargs.ray_init._temp_dir": f"{private}/ray",
+            "trainer.default_local_dir": str(folder / "checkpoints"),
+        }
+        told = command(recipe, {**places, **settings})
+        return run(told, folder, "verl", seconds, stack, look, VERL_FILE_LOGGER_PATH=str(folder / METRICS))
 
 
 def train(
@@ -153,7 +169,7 @@ def train(
     arm: str,
     out: Path,
     on_steps: Callable[[int], None],
-    changes: Mapping[str, Any] = MappingProxyType({}),
+    changes: Mapping[str, Any] = NO_CHANGES,
     seconds: float = inf,
 ) -> None:
     """Run one arm to its last step; its metrics and log are kept in its folder below `out`.
@@ -164,29 +180,23 @@ def train(
         seconds: time limit of the whole training.
 
     Raises:
-        LaunchError: verl has failed, hangs, or has ended early.
+        DemoError: verl has failed, hangs, or has ended early.
     """
-    folder = out / arm
-    folder.mkdir(parents=True, exist_ok=True)
-    metrics = folder / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)  # left by an earlier run
-    log, done, last_news = folder / "verl.log", 0, time.monotonic()
+    folder, done, last_news = out / arm, 0, time.monotonic()
+    log = folder / "verl.log"
 
     def look() -> None:
         nonlocal done, last_news
-        if (there := len(read_lines(metrics))) > done:
+        if (there := len(read_lines(folder / METRICS))) > done:
             done, last_news = there, time.monotonic()
         on_steps(done)
         allowed = NEXT_STEP_SECONDS if done else FIRST_STEP_SECONDS
         if time.monotonic() - last_news > allowed:
-            raise LaunchError(f"no step after {done} of {choices.steps} steps for {allowed} s; {last_errors(log)}")
+            raise DemoError(f"no step after {done} of {choices.steps} steps for {allowed} s; {last_errors(log)}")
 
-    # Ray's sockets need a short path, and Ray makes its folder world-accessible
-    with tempfile.TemporaryDirectory(prefix="aq-", ignore_cleanup_errors=True) as private:
-        told = command(choices, arm, out, Path(private) / "ray", changes)
-        ended = run(told, folder, "verl", seconds, "cpu", look, VERL_FILE_LOGGER_PATH=str(metrics))
+    ended = verl(recipe_of(choices, arm), {**settings_of(choices, arm, out), **changes}, folder, seconds, look=look)
     if ended.code != 0 or done < choices.steps:
-        raise LaunchError(f"verl {ended.how()} after {done} of {choices.steps} steps; {last_errors(log)}")
+        raise DemoError(f"verl {ended.how()} after {done} of {choices.steps} steps; {last_errors(log)}")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
