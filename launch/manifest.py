@@ -17,8 +17,8 @@ from pathlib import Path
 from shutil import which
 from typing import Any
 
-from ascend_quant.processes.environment import STACK_VARIABLE
-from launch.system.software import CHIP_VARIABLE, Package, cann_version, chip_of_build, commit, plain
+from ascend_quant.processes.environment import CHIP_VARIABLE, STACK_VARIABLE
+from launch.system.software import Package, cann_version, chip_of_build, commit, plain
 
 DEBS = ("dpkg-query", "--show", "--showformat", "${db:Status-Status} ${Package}:${Architecture} ${Version}\\n")
 RPMS = ("rpm", "--query", "--all", "--queryformat", "installed %{NAME}:%{ARCH} %{EVR}\\n")

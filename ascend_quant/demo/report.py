@@ -1,12 +1,13 @@
 """The whole demo: model and data, warm-up, one verl run per arm, and the report.
 
-The report consists of report.json, with metrics that verl logged for the arms, and report.png: six panels by step, with
-all arms in each. For an exact arm it includes the numbers of compared and of unequal tokens.
+The report consists of report.json, with metrics that verl logged for the arms, and report.png (with matplotlib): six
+panels by step, with all arms in each. For an exact arm it includes the numbers of compared and of unequal tokens.
 """
 
 import json
 import time
 from functools import partial
+from importlib.util import find_spec
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean, median
@@ -74,10 +75,13 @@ def run_demo(choices: Choices, out: Path, console: Console) -> dict[str, Any]:
             train(choices, arm, out, partial(_show, bars, bar, arm))
     report = build_report(choices, out, time.monotonic() - started)
     (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    draw(report, out / "report.png")
+    drawn = find_spec("matplotlib") is not None  # no package of the demo requires it
+    if drawn:
+        draw(report, out / "report.png")
     console.print(table(report))
     console.print(told(report), soft_wrap=True)
-    console.print(f"{report['seconds'] / 60:.1f} min, report: {out / 'report.json'} and report.png", soft_wrap=True)
+    picture = "report.png" if drawn else "without report.png: matplotlib is not installed"
+    console.print(f"{report['seconds'] / 60:.1f} min, report: {out / 'report.json'}, {picture}", soft_wrap=True)
     return report
 
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 
 STACK_VARIABLE = "ASCEND_QUANT_STACK"  # set in our images
+CHIP_VARIABLE = "ASCEND_QUANT_CHIP"  # set in our images: A2 or A3
 RAY = {"RAY_USAGE_STATS_ENABLED": "0"}
 EVERY = {
     "HYDRA_FULL_ERROR": "1",

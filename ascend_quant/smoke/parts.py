@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from ascend_quant import __version__
+from ascend_quant.processes.environment import CHIP_VARIABLE
 from ascend_quant.smoke.probes import Probe, is_in, probes_for
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, SCHEMA, Result, document, now, show, without_traces
 from ascend_quant.smoke.setting import Setting
@@ -24,7 +25,6 @@ START_S = 75  # until the first probe begins, which imports torch and vLLM and s
 DOCTOR_S = 60
 DOCTOR = "doctor"
 DOCTORS = (sys.executable, "-m", "launch", "doctor", "--json")  # its command, in a checkout or an image
-CHIP_VARIABLE = "ASCEND_QUANT_CHIP"  # set by our images: A2 or A3
 HUNG = re.compile(r"^Timeout \(\d", re.MULTILINE)  # faulthandler's, at a probe's time limit
 FINDS = "the doctor finds nothing that would stop a run"
 

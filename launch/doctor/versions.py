@@ -6,10 +6,11 @@ from pathlib import Path
 
 from ascend_quant.flashrl.usercustomize import clean, default_path
 from ascend_quant.integrations import seen
+from ascend_quant.processes.environment import CHIP_VARIABLE
 from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.facts import Facts
 from launch.recipes.stacks import Pins, pins
-from launch.system.software import CHIP_VARIABLE, Package, chip_of_build, plain, product
+from launch.system.software import Package, chip_of_build, plain, product
 
 # The first driver (Ascend HDK) for a CANN, from the release notes of CANN 8.5.0 and 9.1.0 on hiascend.com:
 # CANNCommunityEdition/850/releasenote, CANNCommunityEdition/910/softwareinst/releasenote/9.1.0.

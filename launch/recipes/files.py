@@ -15,7 +15,7 @@ from ascend_quant.files.documents import BadDocument, read_yaml
 from ascend_quant.recipes import RecipeError, prefix
 from ascend_quant.recipes.compose import alone, is_group, names, plain
 from ascend_quant.recipes.node import lines, node_of
-from launch import ROOT, LaunchError
+from launch import LaunchError
 from launch.environment.variables import secret, without_secrets_in
 from launch.recipes import old_names
 from launch.recipes.fields import Recipe, given
@@ -110,17 +110,12 @@ def _unreadable(override: str) -> Iterator[str]:
 
 
 def _files(where: str, recipe: Recipe) -> dict[str, str]:
-    """Return the absolute paths of files that are beside the recipe, or in this repository."""
-    made = {}
-    for name, said in recipe.files.items():
-        places = [place for place in (Path(where).parent / said, ROOT / said) if place.is_file()]
-        if not places:
-            raise LaunchError(
-                f"{where}: recipe.files.{name}: {said} is not an absolute path, and is neither beside the recipe nor "
-                "in this repository"
-            )
-        made[name] = str(places[0].absolute())
-    return made
+    """Return the absolute paths of files that lie beside the recipe."""
+    made = {name: Path(where).absolute().parent / said for name, said in recipe.files.items()}
+    for name, file in made.items():
+        if not file.is_file():
+            raise LaunchError(f"{where}: recipe.files.{name}: {recipe.files[name]}: there is no file {file}")
+    return {name: str(file) for name, file in made.items()}
 
 
 def checked(

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ascend_quant.recipes import leaves
 from ascend_quant.recipes.keys import ACTOR, REFERENCE, plus
-from launch import ROOT
 from launch.recipes.fields import Recipe
 from launch.recipes.paths import Paths, settings
 from launch.recipes.verl import text, verl_of
@@ -55,7 +54,7 @@ def resolve(recipe: Recipe, paths: Paths) -> Resolved:
         verl.main,
         (*made, *filter(verbatim, recipe.extra)),
         environment(recipe),
-        {name: ROOT / file for name, file in recipe.files.items()},
+        {name: Path(file) for name, file in recipe.files.items()},
     )
 
 

@@ -16,7 +16,6 @@ from launch import ROOT
 
 CANN_FOLDERS = ("usr/local/Ascend/cann", "usr/local/Ascend/ascend-toolkit/latest")
 CANN_FILE = "*-linux/ascend_toolkit_install.info"
-CHIP_VARIABLE = "ASCEND_QUANT_CHIP"  # set by our images: A2 or A3
 PRODUCTS = {"ascend910b": "A2", "ascend910_93": "A3"}
 
 

@@ -36,7 +36,7 @@ LONG = {  # a file, or one test of it: the paths whose change brings it back int
     "test_parallel": ("ascend_quant/engine", f"{VLLM}/layers"),
     "test_prefix_cache": (f"{VLLM}/worker_refit.py",),
     "test_published": (f"{VLLM}/skipping.py", f"{VLLM}/layers/conv.py"),
-    "test_qat_demo": ("ascend_quant/qat", "launch/demo"),
+    "test_qat_demo": ("ascend_quant/qat", "ascend_quant/demo"),
     "test_routed_experts": (f"{VLLM}/routed_experts.py",),
     "test_routing_replay": (f"{VLLM}/routed_experts.py",),
     "test_sampling": (f"{VLLM}/sampling.py",),

@@ -13,7 +13,7 @@ from ascend_quant.demo.training import Choices, read_lines
 VERL = "ascend_quant/integrations/verl"
 pytestmark = [
     pytest.mark.timeout(900),
-    pytest.mark.long("ascend_quant/exact", f"{VERL}/training/exact", "launch/demo"),
+    pytest.mark.long("ascend_quant/exact", f"{VERL}/training/exact", "ascend_quant/demo"),
 ]
 STEPS, ANSWERS, LONGEST = 3, 64, 4  # answers of the first mini-batch, and tokens of an answer
 

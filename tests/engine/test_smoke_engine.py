@@ -1,4 +1,4 @@
-"""`run.sh smoke` with a real engine: it passes as it stands, and a refit that went wrong does not pass.
+"""`ascend-quant smoke` with a real engine: it passes as it stands, and a refit that went wrong does not pass.
 
 tests/images runs all of it, with training.
 """
@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import addition_start
 import pytest
 import torch
 from naming import has_line_naming
@@ -17,18 +16,17 @@ from safetensors.torch import load_file, save_file
 
 from ascend_quant.refit import RefitError
 from ascend_quant.smoke import SPOILT as NAN
-from ascend_quant.smoke import engine, generation, worker
+from ascend_quant.smoke import engine, generation, training, worker
 from ascend_quant.smoke.probes import On
 from ascend_quant.smoke.results import OK
 from ascend_quant.smoke.setting import Setting
-from ascend_quant.smoke.training import command_of, judged, refused
 
 SPOILT = "model.layers.1.mlp.down_proj.weight"
 
 
 def test_the_smoke_test_of_this_machine(tmp_path: Path):
     """As users call it, without training."""
-    command = [sys.executable, "-m", "launch", "smoke", "--json"]
+    command = [sys.executable, "-m", "ascend_quant.cli", "smoke", "--json"]
     command += [word for name in ("libraries", "engine") for word in ("--only", name)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -72,28 +70,12 @@ def test_a_checkpoint_that_lacks_a_tensor_is_told_with_its_name(checkpoints, tmp
         engine.refitted(On(torch.device("cpu"), checkpoints=(start, tmp_path / "then")))
 
 
-def test_the_recipe_that_devices_train(tmp_path: Path):
-    """Its command, on a machine without devices: verl takes it. Two hosts train that recipe in tests/cluster."""
-    addition_start.write(tmp_path / "data", 64)  # two steps of 32
-    command = command_of(Setting("cpu", "none", tmp_path, 1), str(tmp_path / "data"), tmp_path / "out")
-    settings = command.index("--")
-    command = [*command[:settings], "--dry-run", *command[settings:]]
-    planned = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert planned.returncode == 0, planned.stdout[-3000:] + planned.stderr[-3000:]
-    assert "trainer.total_training_steps=2" in planned.stdout
-
-
-@pytest.mark.long("ascend_quant/smoke", "launch/smoke")
-def test_verl_refuses_the_nan_that_its_last_step_sends(tmp_path: Path):
+@pytest.mark.long("ascend_quant/smoke", "ascend_quant/demo")
+def test_verl_trains_and_refuses_the_nan_that_its_last_step_sends(tmp_path: Path):
     """Here on CPUs, where an engine neither sleeps nor captures graphs."""
-    addition_start.write(tmp_path / "data", 64)
-    setting, out = Setting("cpu", "none", tmp_path, 1), tmp_path / "out"
-    ended = setting.run(command_of(setting, str(tmp_path / "data"), out), "train", 500)
-    (metrics,) = out.glob("metrics-*/**/*.jsonl")
-    trained = judged(setting, ended, metrics)
-    found = refused(setting, ended, trained)
-    assert (trained.values["steps"], found.status) == (1, OK), f"{trained}\n{found}"
-    assert trained.values["receipts"][0]["proved"] > 0 and NAN in found.values["said"]
+    trained, refused = training.train(Setting("cpu", tmp_path, 1), {})
+    assert (trained.status, refused.status) == (OK, OK), f"{trained}\n{refused}"
+    assert trained.values["receipts"][0]["proved"] > 0 and NAN in refused.values["said"]
 
 
 @pytest.mark.parametrize("scheme", ["bf16", "int8"])

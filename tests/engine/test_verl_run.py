@@ -6,7 +6,6 @@ which the steps before stay close to the trainer.
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -150,12 +149,9 @@ def test_verls_own_entry_follows_flashrls_variables(folder, monkeypatch):
 @pytest.mark.timeout(1500)
 @pytest.mark.long("docs/verl.md", "ascend_quant/integrations/verl")
 def test_the_page_s_command_for_cpus_trains(tmp_path: Path):
-    """docs/verl.md as it stands, behind its `run.sh data`, in a folder that has what a checkout has of it."""
+    """docs/verl.md as it stands, behind its `run.sh data`, in a folder that has nothing else."""
     block = re.search(r"```bash\n(\./run\.sh data addition.*?)```", (ROOT / "docs/verl.md").read_text(), re.DOTALL)[1]
     prepare_data("addition", None, tmp_path / "data")
-    reward = tmp_path / "launch/demo/reward.py"
-    reward.parent.mkdir(parents=True)
-    shutil.copy(ROOT / "launch/demo/reward.py", reward)
     lines = [line for line in block.splitlines() if not line.startswith(("./run.sh", "source "))]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     script = "\n".join(lines).replace("\npython", f"\n{sys.executable}")
@@ -165,6 +161,6 @@ def test_the_page_s_command_for_cpus_trains(tmp_path: Path):
     finally:
         end(run)
     steps = logged(tmp_path / "runs" / "addition")
-    assert {one.name for one in tmp_path.iterdir()} == {"data", "launch", "runs"}, "of which git knows what to do"
+    assert {one.name for one in tmp_path.iterdir()} == {"data", "runs"}, "of which git knows what to do"
     assert len(steps) == 2 and all(step["refit/verified"] == 2 * 12 + 3 for step in steps)
     assert all(step[ESS] > 0.8 for step in steps)

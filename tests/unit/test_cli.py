@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from ascend_quant.commands.app import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("doctor", "flashrl", "low_precision", "recipes", "troubleshooting")
-COMMANDS = {"advise", "cleanup", "convert", "export", "mismatch", "profile", "recipe", "setup", "smoke"}
+PAGES = ("doctor", "flashrl", "install", "low_precision", "recipes", "troubleshooting")
+COMMANDS = {"advise", "cleanup", "convert", "demo", "export", "mismatch", "profile", "recipe", "setup", "smoke"}
 
 
 def test_the_guides_show_every_command():

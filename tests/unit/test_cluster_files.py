@@ -122,5 +122,6 @@ def test_a_compose_file(recipe: str, service: str):
 
 
 def test_what_a_file_cannot_start_is_refused():
-    assert "addition_reward.py" in shown("addition-int8", "slurm", code=2)
+    own = f"recipe.files={{mine.py: {__file__}}}"
+    assert "mine.py" in shown("addition-int8", "slurm", "--set", own, code=2)
     assert "trainer.nnodes=1" in shown("qwen3-30b-a3b-int8-grpo-2xa2", "docker-compose", code=2)

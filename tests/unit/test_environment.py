@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ascend_quant.processes.environment import environment
 from launch.environment.resolve import (
     ALL,
     ASCEND,
@@ -13,7 +14,6 @@ from launch.environment.resolve import (
     FAMILIES,
     OF_HOST,
     TABLE,
-    environment,
     node_environment,
     not_handed_on,
     of_shell,
@@ -147,7 +147,7 @@ def test_a_process_without_a_cluster_has_what_the_demo_always_had():
     made = environment("cpu", {})
     assert made.items() >= {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "HF_HUB_OFFLINE": "1"}.items()
     engine = "VLLM_CPU_KVCACHE_SPACE VLLM_CPU_OMP_THREADS_BIND OMP_NUM_THREADS VLLM_NO_USAGE_STATS"
-    others = "TOKENIZERS_PARALLELISM TRANSFORMERS_OFFLINE RAY_USAGE_STATS_ENABLED PYTHONUNBUFFERED"
+    others = "TOKENIZERS_PARALLELISM TRANSFORMERS_OFFLINE RAY_USAGE_STATS_ENABLED PYTHONUNBUFFERED HYDRA_FULL_ERROR"
     own = {"VERL_PLATFORM", "VERL_ENGINE_DEVICE", "HF_HUB_OFFLINE", "GLOO_SOCKET_IFNAME"}
     assert made["GLOO_SOCKET_IFNAME"] == "lo" and {*made} == {*engine.split(), *others.split(), *own}
     assert environment("cpu", {"OMP_NUM_THREADS": "4", "A": "b"}).items() >= {"OMP_NUM_THREADS": "4", "A": "b"}.items()

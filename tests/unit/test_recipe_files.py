@@ -8,7 +8,7 @@ import pytest
 import yaml
 from naming import has_line_naming, line_naming
 
-from launch import ROOT, LaunchError
+from launch import LaunchError
 from launch.environment.resolve import TABLE, rows
 from launch.recipes import Paths, load, names, resolve
 
@@ -122,17 +122,17 @@ def test_a_recipe_is_laid_over_others_of_the_user_and_shipped_ones(tmp_path: Pat
         assert own.data == shipped.data and own.rollout.max_prompt_length == 9
 
 
-def test_files_of_a_recipe_lie_beside_it_or_in_the_repository_or_have_a_whole_path(tmp_path: Path, monkeypatch):
+def test_files_of_a_recipe_lie_beside_it_or_have_a_whole_path(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     reward, other = tmp_path / "mine" / "reward.py", tmp_path / "other.py"
     for file in (reward, other):
         file.write_text(f"# {file.name}\n")
-    said = {"reward.py": "reward.py", "other.py": str(other), "demo.py": "launch/demo/reward.py"}
+    said = {"reward.py": "reward.py", "other.py": str(other)}
     write(tmp_path / "mine")
     above(tmp_path / "mine", "own", ["one"], {"recipe": {"files": said}})
     found = resolve(load("mine/own.yaml"), Paths("/m", "/d", "/o")).files
-    assert found == {"reward.py": reward, "other.py": other, "demo.py": ROOT / "launch/demo/reward.py"}
+    assert found == {"reward.py": reward, "other.py": other}
 
 
 def test_what_a_user_changes_is_laid_over_the_file(tmp_path: Path):

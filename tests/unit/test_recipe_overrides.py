@@ -178,9 +178,10 @@ def test_the_users_own_prefixes_and_references_stay(tmp_path):
 
 
 def test_files_and_variables_go_along(tmp_path):
-    given = ["recipe.files={reward.py: launch/demo/reward.py}", "recipe.environment.NCCL_DEBUG=INFO"]
+    (tmp_path / "reward.py").write_text("# mine\n")
+    given = ["recipe.files={reward.py: reward.py}", "recipe.environment.NCCL_DEBUG=INFO"]
     found = resolve(load(write(tmp_path), given), PATHS)
-    assert found.files["reward.py"].read_text().startswith('"""The demo\'s reward')
+    assert found.files["reward.py"].read_text() == "# mine\n"
     assert found.environment == {"NCCL_DEBUG": "INFO"}
     assert not [one for one in found.overrides if "NCCL" in one], "the user's own value could not win"
 
