@@ -12,6 +12,7 @@ from ascend_quant.commands.app import app as tools
 from launch.commands import app as run
 
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.M | re.DOTALL)
+OF_THE_PACKAGE = ("demo", "smoke")  # commands of run.sh that ascend-quant has, too
 ASSIGNED = re.compile(r"[A-Z_]+=\S*")  # a variable before a command
 
 
@@ -45,7 +46,7 @@ def understood(words: Sequence[str]) -> None:
     if words[:2] == ["python", "-m"]:
         assert find_spec(words[2]), words
         return
-    app = tools if words[0] == "ascend-quant" else run
+    app = tools if words[0] in ("ascend-quant", *OF_THE_PACKAGE) else run
     name, words = "", words[words[0] == "ascend-quant" :]
     group = typer.main.get_command(app)
     while isinstance(group, typer.core.TyperGroup):
