@@ -80,8 +80,8 @@ def run_demo(choices: Choices, out: Path, console: Console) -> dict[str, Any]:
         draw(report, out / "report.png")
     console.print(table(report))
     console.print(told(report), soft_wrap=True)
-    picture = "report.png" if drawn else "without report.png: matplotlib is not installed"
-    console.print(f"{report['seconds'] / 60:.1f} min, report: {out / 'report.json'}, {picture}", soft_wrap=True)
+    picture = "and report.png" if drawn else "(no report.png: matplotlib is not installed)"
+    console.print(f"{report['seconds'] / 60:.1f} min, report: {out / 'report.json'} {picture}", soft_wrap=True)
     return report
 
 
