@@ -74,7 +74,9 @@ CALLS = {  # a command that needs it, before it does anything else
 def test_a_missing_library_is_one_line_that_says_what_to_install(name: str, tmp_path):
     arguments = [word.format(folder=tmp_path) for word in CALLS[name]]
     needed = (
-        f"from ascend_quant.commands import app; app.app = lambda **named: __import__({name!r})\n" if name in ENGINE else ""
+        f"from ascend_quant.commands import app; app.app = lambda **named: __import__({name!r})\n"
+        if name in ENGINE
+        else ""
     )
     done = run("without", name, needed + STARTED, *arguments)
     (line,) = done.stderr.splitlines()
