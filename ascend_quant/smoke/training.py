@@ -27,11 +27,8 @@ DATA_S = 300
 TRAIN_S = {"cpu": 1200, "cuda": 660, "npu": 660}
 MEMORY = 8 * GIB  # of the host, and of the device, as in the recipe
 RAY = "ray_kwargs.ray_init"
-ONE_DEVICE: dict[str, dict[str, Any]] = {  # on a CPU, "GPU" is only the name of a Ray resource
-    "cpu": {f"{RAY}.num_gpus": 1, f"{RAY}.num_cpus": CPUS},
-    "cuda": {f"{RAY}.num_gpus": 1},
-    "npu": {f"{RAY}.resources.NPU": 1},
-}
+DEVICES = {"cpu": "num_gpus", "cuda": "num_gpus", "npu": "resources.NPU"}  # Ray's names; on a CPU, it is only a name
+OBJECT_STORE = 500_000_000  # bytes
 TRAIN, NAN = "train", "train.nan"
 DECIDES = "verl trains with int8 rollouts, and every weight that it sent is proved to have arrived"
 REFUSES = "a NaN that the trainer sends ends the run, with its parameter's name"
@@ -109,12 +106,15 @@ def settings_of(setting: Setting) -> dict[str, Any]:
         "trainer.save_freq": -1,
         "trainer.resume_mode": "disable",
         "actor_rollout_ref.model.external_lib": [PLANTED] if setting.device == "npu" else [LIBRARY, PLANTED],
+        f"{RAY}.{DEVICES[setting.device]}": 1,
+        f"{RAY}.num_cpus": CPUS,
         f"{RAY}.include_dashboard": False,
+        f"{RAY}.object_store_memory": OBJECT_STORE,
     }
     if setting.device != "cpu":
         engine = {"enforce_eager": False, "free_cache_engine": True, "enable_sleep_mode": True}
         settings |= {f"{ROLLOUT}.{name}": value for name, value in engine.items()}
-    return settings | ONE_DEVICE[setting.device] | inputs(setting.folder / "data")
+    return settings | inputs(setting.folder / "data")
 
 
 def judged(setting: Setting, ended: Ended) -> Result:
