@@ -324,7 +324,7 @@ asks_for_help() { # asks_for_help ARGS..: among what is before --
 
 show_help() { # show_help COMMAND ARGS..: with nothing installed; fails where the environment has to be asked
   local wanted="./run.sh $1"
-  if [[ $1 == demo || $1 == smoke ]]; then wanted="ascend-quant $1"; fi # the package's own
+  if [[ $1 == demo || $1 == smoke || $1 == data ]]; then wanted="ascend-quant $1"; fi # the package's own
   case $1 in
   help) usage ;;
   test | lint | setup) usage_of "$1" ;;
@@ -356,7 +356,8 @@ main() {
     ;;
   test) run_tests "$@" ;;
   bench) run_bench "$@" ;;
-  recipe | train | stop | doctor | data) run_module launch "$command" "$@" ;;
+  data) run_module ascend_quant.cli data "$@" ;;
+  recipe | train | stop | doctor) run_module launch "$command" "$@" ;;
   lint) run_lint "$@" ;;
   setup)
     (($# == 0)) || die "setup: takes no arguments, not '$1'"

@@ -7,6 +7,7 @@ import typer
 from ascend_quant import __version__
 from ascend_quant.commands.advise import advise
 from ascend_quant.commands.convert import convert
+from ascend_quant.commands.data import data
 from ascend_quant.commands.demo import demo
 from ascend_quant.commands.export import export
 from ascend_quant.commands.flashrl import cleanup, setup
@@ -37,6 +38,6 @@ def about(
     """Tools for RL rollouts whose weights are re-quantized in place at every training step."""
 
 
-for command in (advise, convert, demo, export, mismatch, profile, setup, cleanup, smoke):
+for command in (advise, convert, data, demo, export, mismatch, profile, setup, cleanup, smoke):
     app.command()(command)
 app.add_typer(recipe_app, name="recipe")

@@ -1,17 +1,16 @@
-"""`run.sh recipe list` and `show`: recipes and their verl settings; `run.sh data`: data sets."""
+"""`run.sh recipe list` and `show`: recipes and their verl settings."""
 
 import json
 import os
 import re
 from collections.abc import Sequence
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ascend_quant.commands.recipe import list_recipes
-from ascend_quant.terminal.exits import FAILED, WRONG_USE, fail
+from ascend_quant.terminal.exits import WRONG_USE, fail
 
 if TYPE_CHECKING:
     from launch.recipes import Recipe
@@ -35,14 +34,6 @@ class ClusterFile(str, Enum):
     slurm = "slurm"
     kuberay = "kuberay"
     docker_compose = "docker-compose"
-
-
-class DataName(str, Enum):
-    """Names of the data sets that `run.sh data` prepares."""
-
-    gsm8k = "gsm8k"
-    dapo_math = "dapo-math-17k"
-    addition = "addition"
 
 
 def of_data(changes: Sequence[str] | None, data: str | None) -> tuple[list[str], str | None]:
@@ -115,31 +106,3 @@ def cluster_file(form: ClusterFile, recipe: "Recipe", model: str | None, data: s
     made = kuberay.ray_job(recipe, model, data, out) if form is ClusterFile.kuberay else compose.compose(recipe, model)
     plain = json.loads(json.dumps(made))  # without aliases, of what stands there twice
     return yaml.safe_dump(plain, sort_keys=False, width=10_000).rstrip()
-
-
-def data(
-    name: Annotated[DataName, typer.Argument(help="Name of the data set.")],
-    source: Annotated[
-        str | None, typer.Option("--from", help="Folder of a downloaded copy.  [default: download from the hub]")
-    ] = None,
-    target: Annotated[str, typer.Option("--to", help="Folder that holds the data sets.")] = "data",
-) -> None:
-    """Prepare a data set as Parquet files for verl, from a local copy or from the hub.
-
-    Your own files need no preparation: ./run.sh train RECIPE --data TRAIN.parquet,VALIDATION.parquet
-
-    Exit status: 0 on success; 1 if the data set is not available, or differs from the published one; 2 for wrong usage.
-    """
-    from ascend_quant.terminal.progress import waiting
-    from launch import LaunchError
-    from launch.inputs.data import prepare
-
-    if source and name is DataName.addition:
-        fail(f"--from {source}: addition is generated, not copied: remove --from", WRONG_USE)
-    try:
-        with waiting(f"preparing {name.value}"):
-            lines = prepare(name.value, Path(source) if source else None, Path(target))
-    except LaunchError as error:
-        fail(str(error), FAILED)
-    for line in lines:
-        typer.echo(line)

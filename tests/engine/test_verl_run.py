@@ -33,8 +33,8 @@ from verl_runs import (
     train,
 )
 
+from ascend_quant.datasets import prepare as prepare_data
 from launch import ROOT
-from launch.inputs.data import prepare as prepare_data
 
 pytestmark = pytest.mark.timeout(600)
 

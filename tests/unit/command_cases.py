@@ -12,7 +12,7 @@ from ascend_quant.commands.app import app as tools
 from launch.commands import app as run
 
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.M | re.DOTALL)
-OF_THE_PACKAGE = ("demo", "smoke")  # commands of run.sh that ascend-quant has, too
+OF_THE_PACKAGE = ("data", "demo", "smoke")  # commands of run.sh that ascend-quant has, too
 ASSIGNED = re.compile(r"[A-Z_]+=\S*")  # a variable before a command
 
 

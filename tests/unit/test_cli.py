@@ -12,7 +12,7 @@ from ascend_quant.commands.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("doctor", "flashrl", "install", "low_precision", "recipes", "troubleshooting")
-COMMANDS = {"advise", "cleanup", "convert", "demo", "export", "mismatch", "profile", "recipe", "setup", "smoke"}
+COMMANDS = {"advise", "cleanup", "convert", "data", "demo", "export", "mismatch", "profile", "recipe", "setup", "smoke"}
 
 
 def test_the_guides_show_every_command():

@@ -9,11 +9,10 @@ from data_cases import read
 from naming import line_naming
 from safetensors.torch import load_file
 
+from ascend_quant.datasets import DataError, prepare
 from ascend_quant.demo import training
 from ascend_quant.demo.reward import compute_score
 from ascend_quant.demo.task import build_model
-from launch import LaunchError
-from launch.inputs.data import prepare
 from launch.recipes import load, paths_of
 
 
@@ -74,12 +73,12 @@ def test_every_host_makes_the_same(made: Path, tmp_path: Path):
 
 
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path, full_disk):
-    with full_disk(), pytest.raises(LaunchError, match=line_naming(tmp_path)):
+    with full_disk(), pytest.raises(DataError, match=line_naming(tmp_path)):
         prepare("addition", None, tmp_path)
     assert list((tmp_path / "addition").iterdir()) == []
 
 
 def test_a_warm_up_that_fails_is_one_line(tmp_path: Path, monkeypatch):
     change(monkeypatch, band=(0.99, 1))
-    with pytest.raises(LaunchError, match=r"accuracy 0\.\d"):
+    with pytest.raises(DataError, match=r"accuracy 0\.\d"):
         prepare("addition", None, tmp_path)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from data_cases import GSM8K, gsm8k_copy, math_copy, math_row, read, verl_rows, verl_score, write_parquet
 from naming import has_line_naming
+from typer.testing import CliRunner
 
-from launch import LaunchError
-from launch.inputs.data import prepare
+from ascend_quant.commands.app import app
+from ascend_quant.datasets import DataError, prepare
 
 ANSWERS = ["7", "1200", "-5"]
 TRAIN = [math_row("One?", "34", "a1"), math_row("Two?", "-3", "b2"), math_row("Three?", "1007", "c3")]
@@ -17,7 +18,7 @@ TEST = [math_row("Four?", "204", 0), math_row("Five?", "25", 1)]
 
 
 def error(source: Path, target: Path, name: str = "gsm8k") -> str:
-    with pytest.raises(LaunchError) as caught:
+    with pytest.raises(DataError) as caught:
         prepare(name, source, target)
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value)
@@ -95,7 +96,7 @@ def test_no_folder_and_no_network_are_one_line(tmp_path: Path, monkeypatch):
     assert has_line_naming(error(tmp_path / "none", tmp_path), tmp_path / "none", "openai/gsm8k")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(LaunchError) as caught:
+    with pytest.raises(DataError) as caught:
         prepare("gsm8k", None, tmp_path)
     assert has_line_naming(str(caught.value), "openai/gsm8k", "--from FOLDER")
     assert "--repo-type dataset --local-dir FOLDER; then give --from FOLDER" in str(caught.value)
@@ -144,3 +145,26 @@ def test_a_value_of_another_type_and_a_missing_set_are_named(tmp_path: Path):
     copy = math_copy(tmp_path / "other", TRAIN, TEST)
     (copy / "AIME-2024/data/aime-2024.parquet").unlink()
     assert has_line_naming(error(copy, tmp_path, "dapo-math-17k"), "aime-2024", "BytedTsinghua-SIA/AIME-2024")
+
+
+def test_data_writes_files_and_says_how_many_rows(tmp_path: Path):
+    source = gsm8k_copy(tmp_path / "downloaded")
+    shown = CliRunner().invoke(app, ["data", "gsm8k", "--from", str(source), "--to", str(tmp_path / "made")])
+    assert shown.exit_code == 0, shown.stderr
+    file = tmp_path / "made" / "gsm8k" / "train.parquet"
+    assert f"{file}: 3 rows" in shown.stdout and file.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "code"),
+    [
+        (["gsm9k"], "gsm9k", 2),
+        (["addition", "--from", "/nowhere"], "/nowhere", 2),
+        (["gsm8k", "--from", "/nowhere"], "/nowhere", 1),
+        (["addition", "--to", "/dev/full"], "/dev/full", 1),
+    ],
+)
+def test_what_is_wrong_with_data_is_said(arguments: list[str], said: str, code: int):
+    shown = CliRunner().invoke(app, ["data", *arguments])
+    assert shown.exit_code == code
+    assert has_line_naming(shown.stderr, said) and "Traceback" not in shown.stderr

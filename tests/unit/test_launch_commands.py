@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from data_cases import gsm8k_copy
 from naming import has_line_naming
 from plan_cases import facts
 from typer.testing import CliRunner
@@ -189,29 +188,6 @@ def test_a_dry_run_ends_with_2_if_verl_would_refuse(monkeypatch: pytest.MonkeyPa
     shown = run("train", "addition-int8", "--set", "nodes=1", "--dry-run", "--", "trainer.save_frq=10")
     assert (shown.exit_code, shown.stdout) == (2, "")
     assert shown.stderr == "verl 0.9.1: no trainer.save_frq\n"
-
-
-def test_data_writes_files_and_says_how_many_rows(tmp_path: Path):
-    source = gsm8k_copy(tmp_path / "downloaded")
-    shown = run("data", "gsm8k", "--from", str(source), "--to", str(tmp_path / "made"))
-    assert shown.exit_code == 0, shown.stderr
-    file = tmp_path / "made" / "gsm8k" / "train.parquet"
-    assert f"{file}: 3 rows" in shown.stdout and file.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said", "code"),
-    [
-        (["gsm9k"], "gsm9k", 2),
-        (["addition", "--from", "/nowhere"], "/nowhere", 2),
-        (["gsm8k", "--from", "/nowhere"], "/nowhere", 1),
-        (["addition", "--to", "/dev/full"], "/dev/full", 1),
-    ],
-)
-def test_what_is_wrong_with_data_is_said(arguments: list[str], said: str, code: int):
-    shown = run("data", *arguments)
-    assert shown.exit_code == code
-    assert has_line_naming(shown.stderr, said) and "Traceback" not in shown.stderr
 
 
 def test_doctor_wants_a_recipe_for_what_is_the_recipes():

@@ -1,29 +1,23 @@
-"""Data sets as verl reads them: `./run.sh data NAME` from a local copy or the hub, to parquet files in one folder.
+"""GSM8K, DAPO-Math-17k and AIME-2024, read from a folder as created by `hf download`, or downloaded from the hub.
 
-    prepare("gsm8k", None, Path("data"))
-
-A published set is read from a folder, as created by `hf download`, or is downloaded from the hub. Each prompt asks for
-the answer in the form that verl's reward expects. The columns are those of verl's RLHFDataset, the data sources those
-of verl's default reward (0.9.1 and older).
+Each prompt asks for the answer in the form that verl's reward expects. The columns are those of verl's RLHFDataset, the
+data sources those of verl's default reward (0.9.1 and older).
 """
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
-from ascend_quant.files.whole_file import write_whole
-from launch import LaunchError
+from ascend_quant.datasets import DataError
+from ascend_quant.datasets.parquet import Row, write
 
-SEED = 0  # of the demo's task
 GSM8K, DAPO, AIME = "openai/gsm8k", "BytedTsinghua-SIA/DAPO-Math-17k", "BytedTsinghua-SIA/AIME-2024"
 ASK = 'Work it out step by step, then give the final answer as a number after "#### ".'
 NUMBER = r"####\s*(-?(?:[0-9][0-9,]*\.?[0-9]*|\.[0-9]+))\s*$"
 
-Row = dict[str, Any]
 RowModel = TypeVar("RowModel", bound=BaseModel)
 Text = Annotated[str, StringConstraints(pattern=r"\S")]
 
@@ -53,54 +47,6 @@ class Problem(BaseModel):
     prompt: tuple[Message]
     reward_model: Reward
     extra_info: dict[str, Any] | None
-
-
-def prepare(name: str, source: Path | None, target: Path) -> list[str]:
-    """Write a data set into `target`, replacing an earlier one; return a description of what was written.
-
-    The same source gives the same bytes.
-
-    Args:
-        name: gsm8k, dapo-math-17k or addition.
-        source: a folder with a copy of the hub's repository; None for the hub itself. Addition is generated here.
-
-    Raises:
-        LaunchError: the data cannot be obtained, differ from the published format, or cannot be written.
-    """
-    try:
-        if name == "addition":
-            return addition(target)
-        return (gsm8k if name == "gsm8k" else dapo_math)(source, target)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise LaunchError(
-            f"{target} cannot be written ({why}): free some space, or choose another folder with --to"
-        ) from error
-
-
-def addition(target: Path) -> list[str]:
-    """Write addition/train.parquet, addition/test.parquet and the model addition/start, for the recipes addition-*.
-
-    This is the demo's task, with a model for any device. Hosts may each generate their own copy, since the files are
-    equal.
-    """
-    from ascend_quant.demo import DemoError, training
-    from ascend_quant.demo.task import TINY_ON_NPUS, verl_rows
-    from ascend_quant.demo.warmup import make_start
-
-    setup = replace(training.DEMO, shape=TINY_ON_NPUS)
-    choices = training.Choices((), training.load_recipe()["trainer"]["total_training_steps"], SEED, "qwen2", setup)
-    task = choices.setup.task
-    folder = target / "addition"
-    made = [
-        write(folder / f"{name}.parquet", verl_rows(prompts, SEED, task))
-        for name, prompts in (("train", choices.prompts), ("test", len(task.exam())))
-    ]
-    try:
-        right = make_start(choices, folder / "start")
-    except DemoError as error:
-        raise LaunchError(str(error)) from error
-    return [*made, f"{folder / 'start'}: a Qwen2 model that answers {right:.0%} right"]
 
 
 def gsm8k(source: Path | None, target: Path) -> list[str]:
@@ -175,14 +121,14 @@ def files_of(repository: str, source: Path | None, inside: str, name: str) -> li
         inside: folder of the files in the repository.
 
     Raises:
-        LaunchError: there is no copy, there are several, or a part is missing.
+        DataError: there is no copy, there are several, or a part is missing.
     """
     folder = _downloaded(repository, inside) if source is None else source
     found = sorted(folder.rglob(f"{inside}/{name}*.parquet"))
     parts = [f"{name}-{number:05d}-of-{len(found):05d}.parquet" for number in range(len(found))]
     if not found or [file.name for file in found] not in ([f"{name}.parquet"], parts):
         shown = ", ".join(map(str, found[:5])) or f"no {inside}/{name}*.parquet in {folder}"
-        raise LaunchError(f"{shown}: expected exactly one complete copy of {repository}; {_how(repository)}")
+        raise DataError(f"{shown}: expected exactly one complete copy of {repository}; {_how(repository)}")
     return found
 
 
@@ -194,7 +140,7 @@ def _downloaded(repository: str, inside: str) -> Path:
         return Path(snapshot_download(repository, repo_type="dataset", allow_patterns=[f"{inside}/*.parquet"]))
     except (HTTPError, OSError) as error:
         why = (str(error) or type(error).__name__).splitlines()[0]
-        raise LaunchError(f"downloading {repository} from the hub failed ({why}); {_how(repository)}") from error
+        raise DataError(f"downloading {repository} from the hub failed ({why}); {_how(repository)}") from error
 
 
 def _how(repository: str) -> str:
@@ -208,7 +154,7 @@ def rows_of(files: list[Path], model: type[RowModel]) -> Iterator[RowModel]:
     """Yield the rows of all files in order, with only the columns of the row class.
 
     Raises:
-        LaunchError: a file cannot be read, or a row does not match the row class.
+        DataError: a file cannot be read, or a row does not match the row class.
     """
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
@@ -224,21 +170,7 @@ def rows_of(files: list[Path], model: type[RowModel]) -> Iterator[RowModel]:
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))
-            raise LaunchError(f"{file}: row {done}, {place}: {first['msg']}: {wrong}") from error
+            raise DataError(f"{file}: row {done}, {place}: {first['msg']}: {wrong}") from error
         except (ArrowException, OSError) as error:
             why = (str(error) or type(error).__name__).splitlines()[0][:200]
-            raise LaunchError(f"{file}: cannot be read ({why}): {wrong}") from error
-
-
-def write(file: Path, rows: list[Row]) -> str:
-    """Write a parquet file atomically; return a description of what was written."""
-    from pyarrow import BufferOutputStream, Table
-    from pyarrow.parquet import write_table
-
-    if not rows:
-        raise LaunchError(f"{file}: no rows to write: is the source empty?")
-    content = BufferOutputStream()
-    write_table(Table.from_pylist(rows), content)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, content.getvalue().to_pybytes())
-    return f"{file}: {len(rows)} rows"
+            raise DataError(f"{file}: cannot be read ({why}): {wrong}") from error
