@@ -57,7 +57,7 @@ def made_weights(events, fails_at=None):
         yield name, torch.ones(1)
 
 
-def worker_of(share, free, events, cached, **fails):
+def worker_of(share, free, events, cached, bucket=0, **fails):
     """A worker of verl's, as far as its update asks for it, on a device with so much free."""
     import verl.utils.device
 
@@ -65,13 +65,15 @@ def worker_of(share, free, events, cached, **fails):
     verl.utils.device.get_torch_device = lambda: device
     from verl.workers import engine_workers
 
+    from ascend_quant.integrations.verl.sending import sync_memory
     from ascend_quant.integrations.verl.sending.options import SendOptions
     from ascend_quant.integrations.verl.sending.sender import sends_weights
     from ascend_quant.integrations.verl.sending.weight_sender import WeightSender
 
     engine_workers.set_expandable_segments = lambda on: events.append(GROWING if on else SHARED)
     engine_workers.get_torch_device = verl.utils.device.get_torch_device  # what an earlier case left is dropped
-    options = SendOptions(share=share)
+    sync_memory.BESIDE = 1 if bucket else 0
+    options = SendOptions(share=share, bucket=bucket)
     worker = object.__new__(sends_weights(engine_workers.ActorRolloutRefWorker, options))
     weights = made_weights(events, fails.get("weights"))
     engine = SimpleNamespace(
@@ -106,6 +108,8 @@ def check_rank(rank: int, folder) -> None:
     assert synced(0.5, (70, 50)[rank]) == (LITTLE, CACHED, None)
     assert synced(0.5, (70, 49)[rank]) == (WITHOUT, 0, None), "all or none"
     assert synced(None, 100) == (WITHOUT, 0, None)
+    assert synced(0.5, (70, 59)[rank], bucket=2) == (LITTLE, CACHED, None), "two buckets and more stay allocated"
+    assert synced(0.5, (70, 54)[rank], bucket=2) == (WITHOUT, 0, None)
     assert synced(0.5, 70, (CACHED, 8)[rank]) == (LITTLE, (CACHED, 8)[rank], None), "as much ahead as the least allows"
     # what fails is told, once the engine is awake
     assert synced(0.5, 70, weights="a") == ([SHARED, WEIGHTS, "awake"], CACHED, ValueError)
@@ -132,7 +136,7 @@ def test_engines_elsewhere_are_sent_to_as_before(monkeypatch):
         return global_steps, mode
 
     monkeypatch.setattr(ActorRolloutRefWorker, "update_weights", told)
-    monkeypatch.setattr(room, "find_room", lambda share: pytest.fail("asked for"))
+    monkeypatch.setattr(room, "find_room", lambda *_: pytest.fail("asked for"))
     worker = object.__new__(sends_weights(ActorRolloutRefWorker, SendOptions(share=0.5)))
     for backend, sleeps, mode in (("nccl", True, "auto"), ("naive", False, "auto"), ("naive", True, "nccl")):
         engine = SimpleNamespace(backend=backend)

@@ -19,14 +19,13 @@ from ascend_quant.integrations.verl.metrics.replica_mismatch import REPLICA
 from ascend_quant.integrations.verl.sending import hooks
 from ascend_quant.integrations.verl.sending import socket_names as sockets
 from ascend_quant.integrations.verl.sending.delta_sync import receiving
-from ascend_quant.integrations.verl.sending.sync_memory import CACHE
+from ascend_quant.integrations.verl.sending.sync_memory import BESIDE, CACHE
 from ascend_quant.integrations.verl.settings import QUANTIZATION, bucket_bytes, keeps_memory, patches_of, wants_proof
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.transfer.delta import Receiver
 
 WAKE = "refit/wake_ms"
 BUCKETS = 4  # of a sync to a disaggregated engine: two in verl's transport, one in the engine, one for a large tensor
-BESIDE = 1 << 30  # bytes of temporary memory: the transport's own, and the work space of a refit
 
 
 class RefitHttpServer(vLLMHttpServer):

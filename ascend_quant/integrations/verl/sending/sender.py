@@ -89,7 +89,7 @@ class SendsWeights:
             return await super().update_weights(global_steps, mode)
         install(hooks.WITH_CACHE_KEPT)
         sender = self.actor.sender
-        found = await asyncio.to_thread(sync_memory.find_room, sender.options.share)
+        found = await asyncio.to_thread(sync_memory.find_room, sender.options.share, sender.options.bucket)
         sender.metrics.kept = found.kept if found else 0
         with sync_memory.keep_allocator_cache() if found else nullcontext():
             async with sync_memory.overlap_wake_up(self.rollout, found):

@@ -6,10 +6,11 @@ two H100s), the engine's weights wake up (0.09 s), the first weights are gathere
 cache wakes up (0.06 s). With this module the engine wakes up while the first weights are gathered, and its KV cache
 while the trainer continues (replica.py). If each device has the engine's whole share of memory free besides the
 trainer's cache, as with a 7B model on H200s, the trainer keeps its cache for the next step, and prepares weights in
-advance: up to half the size of its cache, or up to what the engine leaves free.
+advance: up to half the size of its cache, or up to what the engine and the sync's own buffers leave free.
 
-The prepared weights need additional memory: verl disables expandable segments during a sync, since their memory
-cannot be shared by IPC, so the allocator does not reuse the cache of a step, which is in such segments.
+Prepared weights and buffers need additional memory, which stays allocated when the KV cache wakes up: verl disables
+expandable segments during a sync, since their memory cannot be shared by IPC, so the allocator does not reuse the cache
+of a step, which is in such segments.
 
 Either all ranks keep their cache or none does, since one of them wakes the engine's workers on several devices.
 """
@@ -33,6 +34,8 @@ from ascend_quant.transfer.validate import NamedTensor
 logger = logging.getLogger(__name__)
 
 WEIGHTS, CACHE = "weights", "kv_cache"  # vLLM's tags for wake_up
+BUCKETS = 2  # of a sync to a colocated engine: one in verl's transport, one for a large tensor
+BESIDE = 1 << 30  # bytes of temporary memory: the transport's own, and the work space of a refit
 
 _keeps: ContextVar[bool] = ContextVar("whether the trainer keeps what its allocator has cached", default=False)
 
@@ -50,20 +53,22 @@ class Room:
     ahead: int
 
 
-def find_room(share: float | None) -> Room | None:
-    """Check whether every rank's device has this share of its memory free, and how much remains for prepared weights.
+def find_room(share: float | None, bucket: int) -> Room | None:
+    """Check whether every rank's device has memory for the engine and a sync, and how much remains to prepare weights.
 
     A collective, over the default process group.
 
     Args:
         share: the largest fraction of a device that an awake engine uses; None if unknown or not applicable.
+        bucket: size of the transport's buckets, in bytes.
     """
     if share is None:  # by the settings, so on all ranks
         return None
     device = _device()
     free, total = device.mem_get_info()
     kept = device.memory_reserved() - device.memory_allocated()
-    least = torch.tensor([free - math.ceil(share * total), kept // 2], dtype=torch.int64)
+    left = free - math.ceil(share * total) - BUCKETS * bucket - BESIDE
+    least = torch.tensor([left, kept // 2], dtype=torch.int64)
     if dist.is_initialized():
         dist.all_reduce(least, dist.ReduceOp.MIN)
     return Room(kept, int(least.min())) if least[0] >= 0 else None
