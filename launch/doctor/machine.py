@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from launch.doctor.checking import Finding, check, error, ok, warning
-from launch.doctor.facts import GIB, MIB, Facts
+from launch.doctor.checking import Finding, error, warning
+from launch.doctor.facts import GIB, Facts
 
 CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")  # version 2, version 1
 TEMPORARY, SHARED = "/tmp", "/dev/shm"
@@ -17,27 +17,24 @@ LEAST_SHARED_GIB = 1
 SHARED_GIB = {"none": 1, "gpu": 16, "npu": 16}
 LEAST_TEMPORARY_GIB, TEMPORARY_GIB = 1, 5
 FULLEST, MOST_USED = "RAY_local_fs_capacity_threshold", 0.95  # Ray's variable, and its default
-ALLOCATORS = {"npu": ("PYTORCH_NPU_ALLOC_CONF",), "gpu": ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")}
+ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
 BLOCKING = ("ASCEND_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING")
 
 
-@check("machine.shm")
 def shm(facts: Facts) -> Iterator[Finding]:
+    """Check that shared memory is large enough; Docker gives 64 MB (vllm issue 1710, LlamaFactory issue 7315)."""
     disk, need = shutil.disk_usage(SHARED), SHARED_GIB[facts.kind]
-    unit, name = (GIB, "GiB") if disk.total >= GIB else (MIB, "MiB")
-    text = f"{disk.free / unit:.1f} of {disk.total / unit:.1f} {name} free in {SHARED}"
     if disk.free >= need * GIB:
-        yield ok(text)
         return
     fix = f"docker run --shm-size={4 * need}g, or mount -o remount,size={4 * need}g {SHARED}"
     if disk.total >= need * GIB:
         fix = f"ls -lS {SHARED} shows what fills it: remove your own files that are not in use"
     level = error if disk.free < LEAST_SHARED_GIB * GIB else warning
-    yield level(f"{text}; {need} GiB needed", fix)
+    yield level(f"{disk.free / GIB:.2f} of {disk.total / GIB:.2f} GiB free in {SHARED}; {need} needed", fix)
 
 
-@check("machine.tmp")
 def tmp(facts: Facts) -> Iterator[Finding]:
+    """Check that /tmp can be used, and that Ray will spill objects there (ray issues 36959 and 15595)."""
     disk = shutil.disk_usage(TEMPORARY)
     used, text = 1 - disk.free / disk.total, f"{disk.free / GIB:.0f} GiB free in {TEMPORARY}"
     most = float(facts.variables.get(FULLEST, MOST_USED))
@@ -49,8 +46,6 @@ def tmp(facts: Facts) -> Iterator[Finding]:
     elif used > most:
         what = f"{text}, on a disk that is {used:.1%} full: above {most:.0%} Ray fails instead of spilling objects"
         yield warning(what, f"free some of it, or export {FULLEST}=0.99")
-    else:
-        yield ok(text)
 
 
 def unusable(folder: str) -> str | None:
@@ -61,16 +56,16 @@ def unusable(folder: str) -> str | None:
     return "is mounted noexec, so what is compiled there cannot be loaded" if noexec else None
 
 
-@check("machine.memory")
 def memory(facts: Facts) -> Iterator[Finding]:
+    """Check that the host has the memory that the recipe needs (verl issues 429 and 2950)."""
     (total, available), need = memory_here(), facts.wanted.host_gib
-    text = f"{available / GIB:.0f} of {total / GIB:.0f} GiB available"
     if need is None or available >= need * GIB:
-        yield ok(text)
-    elif total >= need * GIB:
-        yield warning(f"{text}; the recipe needs {need}", "end what uses it: ps aux --sort=-rss | head")
+        return
+    what = f"{available / GIB:.0f} of {total / GIB:.0f} GiB available; the recipe needs {need}"
+    if total >= need * GIB:
+        yield warning(what, "end what uses it: ps aux --sort=-rss | head")
     else:
-        yield error(f"{text}; the recipe needs {need}", "take a host with more memory, or raise the container's limit")
+        yield error(what, "take a host with more memory, or raise the container's limit")
 
 
 def memory_here(root: Path = Path("/")) -> tuple[int, int]:
@@ -81,14 +76,15 @@ def memory_here(root: Path = Path("/")) -> tuple[int, int]:
     return total, min(memory.available, total)
 
 
-@check("machine.variables")
 def variables(facts: Facts) -> Iterator[Finding]:
+    """Check for variables that slow a run down or stop it.
+
+    vllm-ascend's sleep mode rejects expandable segments (pytorch issue 147851); on GPUs, vLLM switches them off.
+    """
     for name in BLOCKING:
         if (value := facts.variables.get(name, "0")) not in ("", "0"):
             yield warning(f"{name}={value}: every operator waits for the previous one", f"unset {name}")
-    for name in ALLOCATORS.get(facts.kind, ()):
-        value = facts.variables.get(name, "")
-        if "expandable_segments:true" in value.lower().replace(" ", "") and facts.wanted.sleeps:
-            rest = ",".join(one for one in value.split(",") if "expandable_segments" not in one)
-            fix = f"export {name}={rest}" if rest else f"unset {name}"
-            yield error(f"{name}={value}: vLLM's sleep mode has its own allocator and rejects this setting", fix)
+    value = facts.variables.get(ALLOCATOR, "")
+    if facts.kind == "npu" and facts.wanted.sleeps and "expandable_segments:true" in value.lower().replace(" ", ""):
+        what = f"{ALLOCATOR}={value}: vLLM's sleep mode has its own allocator and rejects this setting"
+        yield error(what, f"remove expandable_segments from {ALLOCATOR}")

@@ -1,12 +1,13 @@
 """Supported versions of Python, packages, CANN, driver and chip: against the stack's pins and against each other."""
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ascend_quant.flashrl.usercustomize import clean, default_path
 from ascend_quant.integrations import seen
-from launch.doctor.checking import Finding, check, error, ok, warning
+from launch.doctor.checking import Finding, error, warning
 from launch.doctor.facts import Facts
 from launch.recipes.stacks import Pins, pins
 from launch.system.software import CHIP_VARIABLE, Package, chip_of_build, plain, product
@@ -26,40 +27,37 @@ def patched(file: Path) -> str | None:
     return str(file) if file.is_file() and clean(file.read_text(errors="replace")).removed else None
 
 
-@check("versions.python")
-def of_stack(facts: Facts) -> Iterator[Finding]:
-    stack, of_cpu, files = facts.wanted.stack, facts.kind == "none", facts.devices.files
+def python(facts: Facts) -> Iterator[Finding]:
+    """Check that the Python is the stack's (ours: PYTHON was not set on an H100 node)."""
+    stack, of_cpu = facts.wanted.stack, facts.kind == "none"
+    unused = [name for name in facts.device_files if re.match("(davinci|nvidia)[0-9]", name)]
     if not of_cpu and OF_CPU in facts.packages:
         what = f"{sys.executable} has stack cpu (with {OF_CPU}), but the run is for {stack}"
         fix = f"export PYTHON=.., an interpreter that has {stack} (in an inventory: `python`), or use its image"
         yield error(what, fix)
-    elif of_cpu and files:
-        stack = next(stack for start, stack in STACKS.items() if files[0].startswith(start))
-        what = f"/dev/{files[0]} exists, but stack cpu does not use it"
+    elif of_cpu and unused:
+        stack = next(stack for start, stack in STACKS.items() if unused[0].startswith(start))
+        what = f"/dev/{unused[0]} exists, but stack cpu does not use it"
         yield warning(what, f"to use it: export ASCEND_QUANT_STACK={stack} PYTHON=.., the interpreter with that stack")
 
 
-@check("versions.packages")
 def packages(facts: Facts) -> Iterator[Finding]:
+    """Check that the packages are as pinned, and that nothing breaks them (triton-ascend issue 306)."""
     stack, found = pins(facts.wanted.stack), facts.packages
-    problems = list(_differences(stack, found))
+    yield from _differences(stack, found)
     if not facts.python.startswith(stack.python + "."):
         what = f"Python {facts.python}; {facts.wanted.stack} has {stack.python}"
-        problems.append(error(what, "use the stack's image"))
+        yield error(what, "use the stack's image")
     if "ascend-quant" not in found:
         what = "ascend-quant is not installed, so vLLM and verl do not find its plugins"
-        problems.append(error(what, "pip install -e . in the checkout, with the Python of the stack"))
+        yield error(what, "pip install -e . in the checkout, with the Python of the stack")
     if stack.devices == "npu" and "triton" in found:
         ascend = stack.packages.get("triton-ascend")
         again = f" triton-ascend && pip install triton-ascend=={ascend}" if ascend else ""
         what = f"triton {found['triton'].version} does not support NPUs, and overwrites triton-ascend's module"
-        problems.append(error(what, f"pip uninstall -y triton{again}"))
+        yield error(what, f"pip uninstall -y triton{again}")
     if file := patched(default_path()):
-        problems.append(error(f"{file} makes FlashRL patch vLLM at every start of Python", "ascend-quant cleanup"))
-    yield from problems
-    if not problems:
-        count = len({*stack.packages, *stack.sources})
-        yield ok(f"Python {facts.python} and {count} packages as pinned")
+        yield error(f"{file} makes FlashRL patch vLLM at every start of Python", "ascend-quant cleanup")
 
 
 def _differences(stack: Pins, installed: Mapping[str, Package]) -> Iterator[Finding]:
@@ -83,8 +81,8 @@ def _differences(stack: Pins, installed: Mapping[str, Package]) -> Iterator[Find
                 yield warning(f"{what}; only the sources of {release.version} were checked", fix)
 
 
-@check("versions.driver")
 def driver(facts: Facts) -> Iterator[Finding]:
+    """Check that the driver is new enough for CANN or CUDA, and that CANN is the stack's (FunASR issue 2973)."""
     stack, found = pins(facts.wanted.stack), facts.devices.driver
     least, of = None, ""
     if stack.devices == "npu":
@@ -96,31 +94,25 @@ def driver(facts: Facts) -> Iterator[Finding]:
         least, of = HDK.get(".".join((cann or "").split(".")[:2])), f"CANN {cann}"
     elif stack.cuda is not None:
         least, of = NVIDIA[stack.cuda], f"CUDA {stack.cuda}"
-    if found is None or least is None:
-        return
-    if _numbers(found)[:2] < _numbers(least):
+    if found and least and _numbers(found)[:2] < _numbers(least):
         level = error if stack.devices == "npu" else warning  # the package cuda-compat may do on data centre GPUs
         yield level(f"driver {found} is older than {least}, the first of {of}", "install a newer driver")
-    else:
-        yield ok(f"driver {found} is for {of}")
 
 
 def _numbers(version: str) -> list[int]:
     return [int(part) if part.isdecimal() else 0 for part in version.split(".")]
 
 
-@check("versions.chip")
 def chip(facts: Facts) -> Iterator[Finding]:
-    stack, soc = facts.wanted.stack, facts.devices.chip
-    served = pins(stack).chips
-    if not served or soc is None:
+    """Check that the image's kernels were built for this chip (vllm-ascend issue 6676)."""
+    stack, there = facts.wanted.stack, facts.devices
+    served, here = pins(stack).chips, there.product
+    if not served or there.chip is None:
         return
-    here, image = product(soc), product(facts.variables.get(CHIP_VARIABLE) or chip_of_build() or "")
+    image = product(facts.variables.get(CHIP_VARIABLE) or chip_of_build() or "")
     if here not in served:
-        yield error(f"the chip is {soc}; stack {stack} is for {' and '.join(served)}", "take another stack")
+        yield error(f"the chip is {there.chip}; stack {stack} is for {' and '.join(served)}", "take another stack")
     elif image is None:
-        yield warning(f"{soc} ({here}); the chip that vllm-ascend was built for is unknown", "use our image")
+        yield warning(f"{there.chip} ({here}); the chip that vllm-ascend was built for is unknown", "use our image")
     elif image != here:
-        yield error(f"the image is for {image}, but the chip is {here} ({soc})", f"use the image of {stack} for {here}")
-    else:
-        yield ok(f"{soc} ({here}), as the image")
+        yield error(f"an image for {image} on {here} ({there.chip})", f"use the image of {stack} for {here}")

@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from launch import LaunchError, port_guard
-from launch.doctor.examination import in_the_way, versions_of
-from launch.doctor.facts import Facts, Wanted
+from launch.doctor.examination import in_the_way
+from launch.doctor.facts import Facts
+from launch.doctor.wanted import Wanted
 from launch.environment import network
 from launch.environment.network import Wire
 from launch.plan import Inputs, NodePlan
@@ -18,7 +19,7 @@ from launch.system import private
 
 def versions() -> dict[str, str]:
     """Return the versions of this host's software, which a worker compares with the head's."""
-    return versions_of(Facts(Wanted()))
+    return Facts(Wanted()).versions
 
 
 def skew(head: dict[str, str], other: dict[str, str]) -> list[str]:

@@ -12,8 +12,7 @@ from typing import Any
 
 from launch import LaunchError
 from launch.cluster.inventory import Ports
-from launch.doctor.examination import wanted_here
-from launch.doctor.facts import Wanted
+from launch.doctor.wanted import Wanted, wanted_here
 from launch.environment.resolve import OF_HOST, node_environment, not_handed_on, of_shell
 from launch.environment.variables import secret, without_secrets
 from launch.inputs.model import place

@@ -12,16 +12,18 @@ import psutil
 import pytest
 
 from launch.doctor import machine
-from launch.doctor.facts import Facts, Wanted
+from launch.doctor.facts import Facts
 from launch.doctor.hosts import answer_here
 from launch.doctor.versions import patched
+from launch.doctor.wanted import Wanted
 from launch.system.software import Package, chip_of_build, installed_packages
 
 
-def test_sizes_are_those_of_df_and_free(tmp_path: Path):
+def test_sizes_are_those_of_df_and_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = subprocess.run(["df", "-BM", "--output=size", "/dev/shm"], capture_output=True, text=True, check=True)
+    monkeypatch.setattr(machine, "SHARED_GIB", {"none": 1 << 20})
     (finding,) = machine.shm(Facts(Wanted()))
-    assert f" of {int(found.stdout.split()[1][:-1]) / 1024:.1f} GiB" in finding.what
+    assert f" of {int(found.stdout.split()[1][:-1]) / 1024:.2f} GiB" in finding.what
     free = subprocess.run(["free", "-b"], capture_output=True, text=True, check=True)
     total, available = machine.memory_here()
     assert available <= total <= int(free.stdout.split()[7])
@@ -42,7 +44,7 @@ def test_a_folder_that_cannot_be_used_for_what_is_temporary(tmp_path: Path, monk
 def test_a_machine_without_proc_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As where /proc is hidden: psutil reads it there."""
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
-    report = answer_here(Wanted())
+    report = answer_here(Wanted(host_gib=1))
     levels = {one.check: one.level for one in report.findings}
     assert (levels["machine.memory"], levels["versions.packages"]) == ("error", "ok") and "Python" in report.traits
 

@@ -5,14 +5,13 @@ from types import SimpleNamespace
 import pytest
 
 from launch.doctor import drivers
-from launch.doctor.drivers import MIB, Device, Holder, gpus
+from launch.doctor.drivers import MIB, Device, gpus
 
 pynvml = pytest.importorskip("ray._private.thirdparty.pynvml", reason="Ray, which has a copy of NVML, is not installed")
 FINE = {
     "nvmlDeviceGetName": "NVIDIA H200",
     "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5 * MIB, total=143771 * MIB),
     "nvmlDeviceGetTotalEccErrors": 0,
-    "nvmlDeviceGetComputeRunningProcesses": [],
 }
 
 
@@ -30,7 +29,6 @@ def driver(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
         monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(devices))
         monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "570.133.20")
-        monkeypatch.setattr(pynvml, "nvmlSystemGetProcessName", lambda pid: give({4711: "python3"}.get(pid, -6)))
         byindex = "nvmlDeviceGetHandleByIndex"
         monkeypatch.setattr(pynvml, byindex, lambda number: give(devices[number].get(byindex, number)))
         for name in FINE:
@@ -40,19 +38,14 @@ def driver(monkeypatch: pytest.MonkeyPatch):
     return of
 
 
-def test_gpus_and_what_holds_them(driver):
-    processes = [
-        SimpleNamespace(pid=4711, usedGpuMemory=69990 * MIB),
-        SimpleNamespace(pid=4712, usedGpuMemory=None),
-    ]
-    driver({}, {"nvmlDeviceGetTotalEccErrors": 3, "nvmlDeviceGetComputeRunningProcesses": processes})
+def test_gpus(driver):
+    driver({}, {"nvmlDeviceGetTotalEccErrors": 3})
     found = gpus()
     assert found.found == (
         Device(0, "NVIDIA H200", "OK", 5, 143771),
         Device(1, "NVIDIA H200", "3 uncorrected memory errors", 5, 143771),
     )
-    assert found.holders == (Holder(1, 4711, "python3", 69990), Holder(1, 4712, "", 0))
-    assert (found.driver, found.problem) == ("570.133.20", None)
+    assert (found.driver, found.problem, found.chip) == ("570.133.20", None, "NVIDIA H200")
 
 
 @pytest.mark.parametrize(

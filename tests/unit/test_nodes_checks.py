@@ -15,7 +15,7 @@ from npu_tools import A2_BOARD, A2_TABLE, A3_BOARD, A3_TABLE, one_card, write_np
 
 from launch import LaunchError
 from launch.doctor.drivers import Device, Devices
-from launch.doctor.facts import Wanted
+from launch.doctor.wanted import Wanted
 from launch.environment import network
 from launch.nodes import checks
 from launch.nodes.checks import versions

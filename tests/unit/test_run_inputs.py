@@ -10,7 +10,8 @@ from doctor_facts import said
 from naming import has_line_naming
 
 from launch.doctor import run
-from launch.doctor.facts import Facts, Wanted
+from launch.doctor.facts import Facts
+from launch.doctor.wanted import Wanted
 from launch.inputs.checkpoints import lacking_room
 from launch.inputs.rows import lacking
 from launch.plan import Saving

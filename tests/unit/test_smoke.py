@@ -518,7 +518,7 @@ def test_a_process_that_hangs_before_its_first_probe_costs_the_time_of_all_once(
 
 # ---- the doctor, training, all together
 def test_errors_of_the_doctor_fail_and_its_warnings_do_not(setting, monkeypatch):
-    fine = Finding("ok", "devices.health", "all OK", "")
+    fine = Finding("ok", "devices.free", "no problem found")
     warning = Finding("warning", "system.disk", "2 GiB free", "free some")
     error = Finding("error", "system.shm", "64 MiB", "--shm-size=4g")
     for findings, status in (([fine, warning], OK), ([error, fine, warning], FAILED)):
