@@ -68,9 +68,9 @@ def _too_few(facts: Facts, variable: str) -> Iterator[Finding]:
     visible = (facts.variables if facts.wanted.address is None else facts.wanted.environment).get(variable)
     usable = len(there) if visible is None else len([one for one in visible.split(",") if one.strip()])
     if wanted != "auto" and usable < wanted:
-        limit = f", and {variable}={visible} leaves {usable}" if visible is not None and usable < len(there) else ""
-        fix = f"-- trainer.n_gpus_per_node={usable}, or unset {variable}"
-        yield error(f"{len(there)} x {facts.devices.chip}{limit}; {wanted} needed", fix)
+        limit = "" if visible is None else f" with {variable}={visible}"
+        what = f"{usable} of {len(there)} x {facts.devices.chip} can be used{limit}; {wanted} needed"
+        yield error(what, f"-- trainer.n_gpus_per_node={usable}, or unset {variable}")
 
 
 def free(facts: Facts) -> Iterator[Finding]:

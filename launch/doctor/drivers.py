@@ -8,7 +8,7 @@ vllm-project/vllm-ascend issues 2534, 2035 and 6245; this has not been run on ha
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,8 +23,12 @@ pynvml: Any = import_module("pynvml") if find_spec("pynvml") else None  # stacks
 DEVICE_FILES = ("davinci[0-9]*", "davinci_manager", "devmm_svm", "hisi_hdc", "nvidia[0-9]*")
 NOT_ON_PATH = "exists, but its folder is not on PATH"
 MIB = 1 << 20
-NUMBER = re.compile("[0-9]{1,9}")
-MEMORY = re.compile(r"(?<![0-9])([0-9]{1,9}) {0,20}/ {0,20}([0-9]{1,9})$")  # in the last column: HBM, or all memory
+DIE = re.compile(
+    r"^ *\| *(?P<npu>\d+) +(?P<name>\S+) *\| *(?P<health>[^|]*?) *\|.*\n *"  # 0     910B3 | OK | power, huge pages
+    r"\| *\d+ *(?P<physical>\d*) *\|[^|]*\|(?P<memory>[^|]*)\| *$",  # 0 (and the physical number) | bus | memory, HBM
+    re.MULTILINE,
+)
+MEMORY = re.compile(r"(\d+) */ *(\d+) *$")  # in the last column: HBM, or all memory
 
 
 @dataclass(frozen=True)
@@ -81,9 +85,9 @@ def npus(root: Path = Path("/")) -> Devices:
     if answer.problem:
         return Devices("npu-smi", off_path(root) or answer.problem)
     table, _, _ = answer.output.partition("Process id")
-    version, dies = re.search(r"Version:\s*(\S+)", table), parse_dies(table)
+    version, dies = re.search(r"Version:\s*(\S+)", table), tuple(parse_dies(table))
     problem = None if dies else f"npu-smi info lists no device: {answer.output.strip()[:200]!r}"
-    return Devices("npu-smi", problem, version and version[1], tuple(dies))
+    return Devices("npu-smi", problem, version and version[1], dies)
 
 
 def off_path(root: Path) -> str | None:
@@ -92,31 +96,12 @@ def off_path(root: Path) -> str | None:
     return f"{there[0]} {NOT_ON_PATH}" if there and shutil.which("npu-smi") is None else None
 
 
-def parse_dies(table: str) -> list[Device]:
-    """Parse the dies of npu-smi's first table."""
-    dies: list[Device] = []
-    npu, name, health = 0, "", ""
-    for cells in _rows(table):
-        first = cells[0].split()
-        if not NUMBER.fullmatch(first[-1]):  # 0     910B3 | OK | power, temperature, huge pages
-            npu, name, health = int(first[0]), first[1], cells[1]
-        else:  # 0 (and the physical number) | bus | use, memory, HBM
-            number = int(first[-1]) if len(first) > 1 else npu
-            dies.append(Device(number, name, health, *_memory(cells[2])))
-    return dies
-
-
-def _memory(cell: str) -> tuple[int | None, int | None]:
-    """Parse used and total MiB; None if the tool prints NA, or that there are none."""
-    found = MEMORY.search(cell)
-    return (int(found[1]), int(found[2])) if found and int(found[2]) else (None, None)
-
-
-def _rows(table: str) -> list[list[str]]:
-    """Return the cells of lines that begin with a number."""
-    lines = [line.strip().strip("|") for line in table.splitlines() if line.lstrip().startswith("|")]
-    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
-    return [cells for cells in rows if len(cells) >= 3 and NUMBER.fullmatch(cells[0].partition(" ")[0])]
+def parse_dies(table: str) -> Iterator[Device]:
+    """Parse the dies of npu-smi's first table; it prints NA, or 0 / 0, where it does not know a die's memory."""
+    for die in DIE.finditer(table):
+        memory = MEMORY.search(die["memory"])
+        used, total = (int(memory[1]), int(memory[2])) if memory and int(memory[2]) else (None, None)
+        yield Device(int(die["physical"] or die["npu"]), die["name"], die["health"], used, total)
 
 
 def gpus() -> Devices:

@@ -13,9 +13,8 @@ from launch.doctor.facts import GIB, Facts
 
 CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")  # version 2, version 1
 TEMPORARY, SHARED = "/tmp", "/dev/shm"
-LEAST_SHARED_GIB = 1
 SHARED_GIB = {"none": 1, "gpu": 16, "npu": 16}
-LEAST_TEMPORARY_GIB, TEMPORARY_GIB = 1, 5
+LEAST_GIB, TEMPORARY_GIB = 1, 5
 FULLEST, MOST_USED = "RAY_local_fs_capacity_threshold", 0.95  # Ray's variable, and its default
 ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
 BLOCKING = ("ASCEND_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING")
@@ -23,29 +22,31 @@ BLOCKING = ("ASCEND_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING")
 
 def shm(facts: Facts) -> Iterator[Finding]:
     """Check that shared memory is large enough; Docker gives 64 MB (vllm issue 1710, LlamaFactory issue 7315)."""
-    disk, need = shutil.disk_usage(SHARED), SHARED_GIB[facts.kind]
-    if disk.free >= need * GIB:
-        return
+    need = SHARED_GIB[facts.kind]
     fix = f"docker run --shm-size={4 * need}g, or mount -o remount,size={4 * need}g {SHARED}"
-    if disk.total >= need * GIB:
+    if shutil.disk_usage(SHARED).total >= need * GIB:
         fix = f"ls -lS {SHARED} shows what fills it: remove your own files that are not in use"
-    level = error if disk.free < LEAST_SHARED_GIB * GIB else warning
-    yield level(f"{disk.free / GIB:.2f} of {disk.total / GIB:.2f} GiB free in {SHARED}; {need} needed", fix)
+    yield from lacking_room(SHARED, need, fix)
+
+
+def lacking_room(folder: str, need: int, fix: str) -> Iterator[Finding]:
+    """Yield a problem if less than `need` GiB are free: an error if next to nothing is."""
+    free = shutil.disk_usage(folder).free
+    if free < need * GIB:
+        level = error if free < LEAST_GIB * GIB else warning
+        yield level(f"{free / GIB:.1f} GiB free in {folder}; {need} needed", fix)
 
 
 def tmp(facts: Facts) -> Iterator[Finding]:
     """Check that /tmp can be used, and that Ray will spill objects there (ray issues 36959 and 15595)."""
-    disk = shutil.disk_usage(TEMPORARY)
-    used, text = 1 - disk.free / disk.total, f"{disk.free / GIB:.0f} GiB free in {TEMPORARY}"
-    most = float(facts.variables.get(FULLEST, MOST_USED))
+    disk, most = shutil.disk_usage(TEMPORARY), float(facts.variables.get(FULLEST, MOST_USED))
     if why := unusable(TEMPORARY):
         yield error(f"{TEMPORARY} {why}", "docker run --tmpfs /tmp:exec, or have the host's /tmp fixed")
     elif disk.free < TEMPORARY_GIB * GIB:
-        level = error if disk.free < LEAST_TEMPORARY_GIB * GIB else warning
-        yield level(f"{text}; {TEMPORARY_GIB} needed", "remove old sessions of Ray in /tmp/ray and /tmp/aq-*")
-    elif used > most:
-        what = f"{text}, on a disk that is {used:.1%} full: above {most:.0%} Ray fails instead of spilling objects"
-        yield warning(what, f"free some of it, or export {FULLEST}=0.99")
+        yield from lacking_room(TEMPORARY, TEMPORARY_GIB, "remove old sessions of Ray in /tmp/ray and /tmp/aq-*")
+    elif disk.free / disk.total < 1 - most:
+        what = f"{TEMPORARY} is on a disk that is {1 - disk.free / disk.total:.1%} full: above {most:.0%} Ray fails "
+        yield warning(f"{what}instead of spilling objects", f"free some of it, or export {FULLEST}=0.99")
 
 
 def unusable(folder: str) -> str | None:

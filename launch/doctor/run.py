@@ -1,20 +1,19 @@
 """Checks of the run itself: the modules that it imports, its model and data, its output folder."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from launch import existing
 from launch.doctor.checking import Finding, error, warning
-from launch.doctor.facts import GIB, Facts
+from launch.doctor.facts import Facts
+from launch.doctor.machine import lacking_room
 from launch.environment.resolve import environment
 from launch.inputs import model
-from launch.inputs.checkpoints import lacking_room
+from launch.inputs.checkpoints import lacking_room as lacking_checkpoints
 from launch.inputs.rows import lacking
 from launch.system.software import missing, python_path
 
-LEAST_OUT_GIB = 1
 OUT_GIB = {"none": 5, "gpu": 50, "npu": 50}
 DATA = ("gsm8k", "dapo-math-17k", "addition")  # data sets of ./run.sh data, each in a folder of its name
 
@@ -60,13 +59,10 @@ def out(facts: Facts) -> Iterator[Finding]:
     if wanted.out is None:
         return
     folder = existing(Path(wanted.out))
-    free = shutil.disk_usage(folder).free
     if not os.access(folder, os.W_OK):
         fix = "give another folder with --out, or get write permission for this one"
         yield error(f"{wanted.out} cannot be written", fix)
-    elif lacks := lacking_room(wanted.saving):
+    elif lacks := lacking_checkpoints(wanted.saving):
         yield error(*lacks)
-    elif free < need * GIB:
-        level = error if free < LEAST_OUT_GIB * GIB else warning
-        what = f"{free / GIB:.0f} GiB free for {wanted.out}; {need} needed"
-        yield level(what, "free some, or give another folder with --out")
+    else:
+        yield from lacking_room(str(folder), need, "free some, or give another folder with --out")

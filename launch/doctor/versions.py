@@ -94,13 +94,9 @@ def driver(facts: Facts) -> Iterator[Finding]:
         least, of = HDK.get(".".join((cann or "").split(".")[:2])), f"CANN {cann}"
     elif stack.cuda is not None:
         least, of = NVIDIA[stack.cuda], f"CUDA {stack.cuda}"
-    if found and least and _numbers(found)[:2] < _numbers(least):
+    if found and least and seen.numbers(found) < seen.numbers(least):
         level = error if stack.devices == "npu" else warning  # the package cuda-compat may do on data centre GPUs
         yield level(f"driver {found} is older than {least}, the first of {of}", "install a newer driver")
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(part) if part.isdecimal() else 0 for part in version.split(".")]
 
 
 def chip(facts: Facts) -> Iterator[Finding]:

@@ -12,18 +12,13 @@ import psutil
 import pytest
 
 from launch.doctor import machine
-from launch.doctor.facts import Facts
 from launch.doctor.hosts import answer_here
 from launch.doctor.versions import patched
 from launch.doctor.wanted import Wanted
-from launch.system.software import Package, chip_of_build, installed_packages
+from launch.system.software import Package, cann_version, chip_of_build, installed_packages
 
 
-def test_sizes_are_those_of_df_and_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    found = subprocess.run(["df", "-BM", "--output=size", "/dev/shm"], capture_output=True, text=True, check=True)
-    monkeypatch.setattr(machine, "SHARED_GIB", {"none": 1 << 20})
-    (finding,) = machine.shm(Facts(Wanted()))
-    assert f" of {int(found.stdout.split()[1][:-1]) / 1024:.2f} GiB" in finding.what
+def test_memory_is_that_of_free_or_of_the_container(tmp_path: Path):
     free = subprocess.run(["free", "-b"], capture_output=True, text=True, check=True)
     total, available = machine.memory_here()
     assert available <= total <= int(free.stdout.split()[7])
@@ -73,6 +68,20 @@ def test_flashrl_s_patch_is_seen(tmp_path: Path):
     assert patched(file) is None
     file.write_text("import sys\ntry: import flash_rl\nexcept ImportError: pass\n")
     assert patched(file) == str(file)
+
+
+def test_cann_where_its_variables_point(tmp_path: Path):
+    info = "package_name=Ascend-cann-toolkit\nversion=8.5.0\ninnerversion=V100R001C25SPC001B232\narch=aarch64\n"
+    for folder in ("own/aarch64-linux", "usr/local/Ascend/ascend-toolkit/latest/aarch64-linux"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "own/aarch64-linux/ascend_toolkit_install.info").write_text(info)
+    own = str(tmp_path / "own")
+    assert cann_version(tmp_path, {"ASCEND_HOME_PATH": own})[0] == "8.5.0"
+    assert cann_version(tmp_path, {})[0] is None
+    usual = tmp_path / "usr/local/Ascend/ascend-toolkit/latest/aarch64-linux/ascend_toolkit_install.info"
+    usual.write_text(info.replace("8.5.0", "9.1.0"))
+    assert cann_version(tmp_path, {}) == ("9.1.0", str(usual))
+    assert cann_version(tmp_path, {"ASCEND_HOME_PATH": str(tmp_path)}) == (None, f"{tmp_path} (ASCEND_HOME_PATH)")
 
 
 def test_it_is_quick_because_it_imports_no_torch():
