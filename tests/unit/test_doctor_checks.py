@@ -98,7 +98,7 @@ CASES = [
     case("versions.packages", "error", "/x/u.py", "cleanup", patched=PATCH),
     case("versions.driver", "error", "CANN 8.3.RC1", "9.1.0", cann=("8.3.RC1", "/f")),
     case("versions.driver", "error", "no CANN in /opt/x", cann=(None, "/opt/x")),
-    case("versions.driver", "error", "25.0.rc1", "CANN 9.1.0", devices=replace(NPUS, driver="25.0.rc1")),
+    case("versions.driver", "error", "25.0.rc1", "25.2", devices=replace(NPUS, driver="25.0.rc1")),
     case("versions.driver", "", devices=replace(NPUS, driver="27.0.0")),
     case("versions.driver", "warning", "570.1", "580", devices=Devices("nvidia-smi", driver="570.1"), run=CUDA),
     case("versions.chip", "error", "A2", "A3 (Ascend910)", **A3),
