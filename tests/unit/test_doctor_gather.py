@@ -8,13 +8,10 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from launch.doctor import machine
-from launch.doctor.hosts import answer_here
 from launch.doctor.versions import patched
-from launch.doctor.wanted import Wanted
 from launch.system.software import Package, cann_version, chip_of_build, installed_packages
 
 
@@ -34,14 +31,6 @@ def test_a_folder_that_cannot_be_used_for_what_is_temporary(tmp_path: Path, monk
     assert f"uid {os.getuid()}" in machine.unusable(str(tmp_path / "missing"))
     monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NODEV))
     assert "noexec" in machine.unusable(str(tmp_path))
-
-
-def test_a_machine_without_proc_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As where /proc is hidden: psutil reads it there."""
-    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
-    report = answer_here(Wanted(host_gib=1))
-    levels = {one.check: one.level for one in report.findings}
-    assert (levels["machine.memory"], levels["versions.packages"]) == ("error", "ok") and "Python" in report.traits
 
 
 def test_packages_commits_and_the_chip_of_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
