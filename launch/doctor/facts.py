@@ -1,39 +1,17 @@
-"""The values that the checks read: a run's requirements for a host, and facts about it, each looked up once."""
+"""The facts about a host that the checks compare with what a run wants of it, each looked up once."""
 
 import os
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
-from launch.cluster.inventory import Ports
 from launch.doctor import drivers
 from launch.environment import network
-from launch.plan import Inputs
+from launch.plan import Wanted
 from launch.recipes.stacks import pins
 from launch.system import software
 
 GIB, MIB = 1 << 30, drivers.MIB
-
-
-@dataclass(frozen=True)
-class Wanted(Inputs):
-    """A run's requirements for one host; sent there as JSON."""
-
-    stack: str = "cpu"
-    hosts: int = 1  # in the whole run
-    head: bool = True  # whether this is the first host
-    address: str | None = None  # as in the inventory; None if the run uses only this machine
-    nic: str = "auto"
-    devices: Literal["auto"] | int | list[int] = "auto"
-    ports: Mapping[str, int | str] = field(default_factory=lambda: Ports().model_dump())  # none: Ray runs already
-    environment: Mapping[str, str] = field(default_factory=dict)  # variables that the user sets on this host
-    device_gib: int | None = None  # required by the recipe
-    host_gib: int | None = None
-    targets: list[tuple[str, int]] = field(default_factory=list)  # (host, port) that must be reached from here
-    sleeps: bool = True  # whether the engine releases its memory between rollouts (vLLM's sleep mode)
 
 
 class Facts:

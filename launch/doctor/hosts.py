@@ -12,10 +12,12 @@ from pydantic import TypeAdapter
 from launch.cluster.inventory import Inventory
 from launch.cluster.transport import command, converse
 from launch.doctor.checking import Check, Finding, HostReport, Report, check, error, ok, warning
-from launch.doctor.examination import CHECKS, judged, traits, wanted_here, wanted_of
-from launch.doctor.facts import Facts, Wanted
+from launch.doctor.examination import CHECKS, judged, traits
+from launch.doctor.facts import Facts
 from launch.environment.network import is_here
+from launch.plan import Wanted
 from launch.plan.start import start_line
+from launch.plan.wanted import wanted_here, wanted_of
 from launch.recipes.fields import Recipe
 from launch.recipes.paths import Paths
 

@@ -66,7 +66,7 @@ def ports(facts: Facts) -> Iterator[Finding]:
     wanted = facts.wanted
     if not wanted.ports:
         return
-    taken = taken_ports(needed_ports("head" if wanted.head else "worker", dict(wanted.ports)))
+    taken = taken_ports(needed_ports(wanted.role, wanted.ports))
     for line in taken:
         yield error(line, "end it if it is yours (./run.sh stop), or choose other `ports` in the inventory")
     if not taken:

@@ -1,7 +1,7 @@
 """Plans: what a launch does on each host, made from a recipe and an inventory before anything is started.
 
-This module defines the plan of each host's part and the plan of the launcher, which sends each part its own as one line
-of JSON.
+This module defines what a run wants of each host, which the doctor checks; the plan of each host's part, which adds how
+it takes part; and the plan of the launcher, which sends each part its own as one line of JSON.
 """
 
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from launch.cluster.inventory import Inventory
+from launch.cluster.inventory import Inventory, Ports
 from launch.system import private
 from launch.system.software import Import
 
@@ -59,10 +59,22 @@ class Saving:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """The inputs of a run on a host, and its output folder.
+class Wanted:
+    """What a run wants of one host; the defaults are those of a host that is examined without a run.
 
     Attributes:
+        stack: the software stack.
+        role: whether the host is the run's first one.
+        hosts: the number of hosts in the whole run.
+        address, nic: the values in the inventory; a host name, or auto for the NIC, is resolved on the host. The
+            address is None if the run uses only this machine.
+        devices: the number of devices to use, or their indices; auto: any number.
+        ports: the ports named ray and dashboard, and the ranges workers, hccl_host and hccl_npu (LOW-HIGH); none if Ray
+            runs already.
+        environment: the variables that the user sets on this host.
+        targets: (host, port) pairs that must be reached from here.
+        device_gib, host_gib: memory that the recipe needs per device and per host, in GiB.
+        sleeps: whether the engine releases its memory between rollouts (vLLM's sleep mode).
         model: the absolute path of the model's folder, or its id on the hub; None if the run has none.
         tensor_parallel: number of devices among which the engine splits each layer of the model.
         needs: paths that must exist.
@@ -74,6 +86,18 @@ class Inputs:
         saving: the run's checkpoints; None on workers, and if the run writes none.
     """
 
+    stack: str = "cpu"
+    role: Literal["head", "worker"] = "head"
+    hosts: int = 1
+    address: str | None = None
+    nic: str = "auto"
+    devices: Literal["auto"] | int | list[int] = "auto"
+    ports: dict[str, int | str] = field(default_factory=lambda: Ports().model_dump())
+    environment: dict[str, str] = field(default_factory=dict)
+    targets: list[tuple[str, int]] = field(default_factory=list)
+    device_gib: int | None = None
+    host_gib: int | None = None
+    sleeps: bool = True
     model: str | None = None
     tensor_parallel: int = 1
     needs: list[str] = field(default_factory=list)
@@ -85,17 +109,14 @@ class Inputs:
     saving: Saving | None = None
 
 
-@dataclass(frozen=True)
-class NodePlan(Inputs):
+@dataclass(frozen=True, kw_only=True)
+class NodePlan(Wanted):
     """Plan of a host's part of a run.
 
     Attributes:
         run: the run's id.
         host: the index of this host in `members`.
-        address, nic: the values in the inventory; a host name, or auto for the NIC, is resolved on the node.
-        devices: the number of devices to use, or their indices.
         head: the head's address, as in the inventory.
-        ports: the ports named ray and dashboard, and the range workers (LOW-HIGH).
         members: the addresses of all hosts, the head's first.
         values: values for the templates of the environment table; the node adds address, nic, family, devices and
             places.
@@ -106,14 +127,8 @@ class NodePlan(Inputs):
     """
 
     run: str
-    role: Literal["head", "worker"]
-    stack: str
     host: int
-    address: str
-    nic: str
-    devices: int | list[int]
     head: str
-    ports: dict[str, int | str]
     members: list[str]
     values: dict[str, str]
     layers: list[Layer]

@@ -15,9 +15,9 @@ from launch.environment.resolve import not_handed_on, of_shell, rows
 from launch.inputs.model import of_hub
 from launch.plan import Layer, NodePlan, Plan
 from launch.plan import job as jobs
-from launch.plan.inputs import inputs
 from launch.plan.job import under
 from launch.plan.start import container_name, start_line
+from launch.plan.wanted import wanted_of
 from launch.recipes import Paths, Recipe, resolve
 from launch.recipes.stacks import pins
 
@@ -57,29 +57,27 @@ def make(
     resolved = resolve(recipe, paths)
     if found := [*problems(recipe, inventory, paths), *attention_problems(recipe)]:
         raise LaunchError("\n".join(found))
-    hosts, ports = inventory.hosts[: recipe.nodes], inventory.ports
+    hosts = inventory.hosts[: recipe.nodes]
     used = inventory.model_copy(update={"hosts": hosts})
     common = {
         "run": run,
-        "stack": recipe.stack,
         "head": hosts[0].address,
-        "ports": {"ray": ports.ray, "dashboard": ports.dashboard, "workers": ports.workers},
         "members": [one.address for one in hosts],
         "join_seconds": inventory.join_seconds,
         "socket_filter": inventory.socket_filter,
-        "values": jobs.values(recipe, ports),
-        **vars(inputs(recipe, paths)),
+        "values": jobs.values(recipe, inventory.ports),
     }
     nodes = []
     for number, (host, here) in enumerate(zip(hosts, local, strict=False)):
         layers = layers_of(resolved.environment, used, host, shell, here)
-        devices = devices_of(host, recipe.devices_per_node, recipe.stack, layers)
-        own = {"host": number, "address": host.address, "nic": host.nic, "devices": devices, "layers": layers}
-        if number == 0:
-            own["job"] = jobs.job(run, resolved, layers, restarts, paths)
-        else:
-            own["saving"] = None  # rank 0 of the trainer writes the checkpoints
-        nodes.append(NodePlan(role="worker" if number else "head", **common | own))
+        own = {
+            "host": number,
+            "devices": devices_of(host, recipe.devices_per_node, recipe.stack, layers),
+            "layers": layers,
+            "environment": {name: value for _, variables in layers for name, value in variables.items()},
+            "job": None if number else jobs.job(run, resolved, layers, restarts, paths),
+        }
+        nodes.append(NodePlan(**vars(wanted_of(used, number, recipe, paths)) | common | own))
     numbers, shm = range(len(hosts)), max(recipe.memory.host // 2, 1)
     return Plan(
         run=run,

@@ -12,10 +12,11 @@ from tempfile import TemporaryDirectory
 from launch import LaunchError
 from launch.doctor.checking import Finding, HostReport, Report
 from launch.doctor.devices import present
-from launch.doctor.examination import BEFORE_RAY, EPHEMERAL
-from launch.doctor.facts import Wanted
+from launch.doctor.examination import BEFORE_RAY
 from launch.doctor.hosts import EXAMINE_SECONDS, TOGETHER
 from launch.doctor.network import reached
+from launch.plan import Wanted
+from launch.plan.wanted import EPHEMERAL
 from launch.ray_jobs import sources
 from launch.ray_jobs.cluster import Cluster
 from launch.ray_jobs.look import MARK, REPORTS, REQUESTS

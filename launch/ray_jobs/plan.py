@@ -12,16 +12,15 @@ from typing import Any
 
 from launch import LaunchError
 from launch.cluster.inventory import Ports
-from launch.doctor.examination import wanted_here
-from launch.doctor.facts import Wanted
 from launch.environment.resolve import OF_HOST, node_environment, not_handed_on, of_shell
 from launch.environment.variables import secret, without_secrets
 from launch.inputs.model import place
-from launch.plan import Job
+from launch.plan import Job, Wanted
 from launch.plan import job as jobs
 from launch.plan.dry_run import job as described_job
 from launch.plan.dry_run import job_lines
 from launch.plan.make import attention_problems
+from launch.plan.wanted import wanted_here
 from launch.recipes import Paths, Recipe, paths_of, resolve
 from launch.recipes.overrides import environment as of_recipe
 

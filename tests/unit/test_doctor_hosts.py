@@ -13,9 +13,9 @@ from rich.console import Console
 from launch.cluster.inventory import Inventory
 from launch.doctor import hosts, network
 from launch.doctor.checking import Finding, HostReport, Report, show
-from launch.doctor.examination import wanted_here, wanted_of
 from launch.doctor.facts import Facts, Wanted
 from launch.doctor.hosts import REQUEST, alike, asked, examine, reaching
+from launch.plan.wanted import wanted_here, wanted_of
 from launch.recipes import load, paths_of
 
 PROJECT = Path(__file__).parents[2]
@@ -109,7 +109,7 @@ def test_what_a_recipe_wants_of_a_host(inventory: Inventory):
     recipe = load("qwen2.5-7b-int8-gsm8k-a2")
     paths = paths_of(recipe, "/m", "/d", "/o")
     one = wanted_of(inventory, 1, recipe, paths)
-    assert (one.model, one.out, one.head, one.nic) == ("/m", "/o", False, "eth7")
+    assert (one.model, one.out, one.role, one.nic) == ("/m", "/o", "worker", "eth7")
     assert (one.devices, one.device_gib, one.saving) == (8, recipe.memory.device, None)
     model, *files = one.needs
     assert model == "/m" and len(files) == 2 and all(file.startswith("/d/") for file in files)

@@ -44,7 +44,7 @@ def test_the_first_host_is_the_head_and_has_the_job():
     assert (head.role, worker.role, head.job is None, worker.job) == ("head", "worker", False, None)
     assert head.head == worker.head == "192.0.2.11"
     assert head.members == worker.members == ["192.0.2.11", "192.0.2.12"]
-    assert head.ports == {"ray": 6766, "dashboard": 8260, "workers": "20000-29999"}
+    assert head.ports == Ports().model_dump()
     assert made.containers == [None, None] and {node.socket_filter for node in made.nodes} == {False}
     for node in plan(machines=inventory(socket_filter=True), shell={"FLASHRL_CONFIG": "a\nb"}).nodes:
         assert node.socket_filter and "\n" not in node.to_json()
