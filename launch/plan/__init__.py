@@ -163,22 +163,16 @@ class Plan:
     Attributes:
         run: the run's id.
         recipe: the recipe's name.
-        out: the folder of checkpoints and metrics, by its path on the hosts.
-        inventory: the machines; nodes[i] and start[i] belong to its host i.
+        inventory: the machines; nodes[i] belongs to its host i.
         nodes: the plan of each host.
-        start: the shell line that starts each host's part, over ssh or on this machine.
-        containers: the name of each host's container; None if it runs directly on the host.
         local: whether each host is this machine, so that ssh is not needed.
         notes: notes for the reader of the plan, one line each.
     """
 
     run: str
     recipe: str
-    out: str
     inventory: Inventory
     nodes: list[NodePlan]
-    start: list[str]
-    containers: list[str | None]
     local: list[bool]
     notes: list[str] = field(default_factory=list)
 

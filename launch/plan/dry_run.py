@@ -19,7 +19,7 @@ from launch.environment.network import Wire
 from launch.environment.resolve import node_environment
 from launch.environment.variables import override_shown, shown, without_secrets
 from launch.plan import Job, NodePlan, Plan
-from launch.plan.start import mounts
+from launch.plan.start import container_name, mounts
 
 Ask = Callable[[Plan, int], dict[str, Any]]
 
@@ -81,7 +81,7 @@ def described(plan: Plan, answers: Sequence[Answer]) -> dict[str, Any]:
         "run": plan.run,
         "recipe": plan.recipe,
         "stack": plan.inventory.stack,
-        "out": plan.out,
+        "out": plan.nodes[0].out,
         "notes": plan.notes,
         "hosts": [host(plan, node, answer) for node, answer in zip(plan.nodes, answers, strict=True)],
         "job": job(plan.job),
@@ -103,8 +103,8 @@ def host(plan: Plan, node: NodePlan, answer: Answer) -> dict[str, Any]:
         "problems": answer.problems,
         **{name: of_host[name] for name in ("address", "nic", "devices")},
         "start": shlex.join(command_of(plan, number)),
-        "container": plan.containers[number],
-        "mounts": mounts(plan.inventory) if plan.containers[number] else [],
+        "container": container_name(plan.run, number) if plan.inventory.image else None,
+        "mounts": mounts(plan.inventory) if plan.inventory.image else [],
         "needs": node.needs,
         "ports": network.needed_ports(node.role, node.ports),
         "environment": environment(node, of_host),

@@ -16,7 +16,6 @@ from launch.inputs.model import of_hub
 from launch.plan import Layer, NodePlan, Plan
 from launch.plan import job as jobs
 from launch.plan.job import under
-from launch.plan.start import container_name, start_line
 from launch.plan.wanted import wanted_of
 from launch.recipes import Paths, Recipe, resolve
 from launch.recipes.stacks import pins
@@ -78,18 +77,8 @@ def make(
             "job": None if number else jobs.job(run, resolved, layers, restarts, paths),
         }
         nodes.append(NodePlan(**vars(wanted_of(used, number, recipe, paths)) | common | own))
-    numbers, shm = range(len(hosts)), max(recipe.memory.host // 2, 1)
-    return Plan(
-        run=run,
-        recipe=recipe.name,
-        out=paths.out,
-        inventory=used,
-        nodes=nodes,
-        start=[start_line(used, number, run=run, shm=shm, devices=nodes[number].devices) for number in numbers],
-        containers=[container_name(run, number) if used.image else None for number in numbers],
-        local=list(local[: len(hosts)]),
-        notes=notes(recipe, inventory, paths, shell, local[: len(hosts)], restarts),
-    )
+    here = list(local[: len(hosts)])
+    return Plan(run, recipe.name, used, nodes, here, notes(recipe, inventory, paths, shell, here, restarts))
 
 
 def layers_of(

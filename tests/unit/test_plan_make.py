@@ -15,6 +15,7 @@ from plan_cases import RUN, TWO_A2, inventory, plan
 
 from launch import LaunchError
 from launch.cluster.inventory import Inventory, Ports
+from launch.cluster.transport import command_of
 from launch.plan import NodePlan, job
 from launch.plan.job import places
 from launch.plan.start import ASCEND_ADDRESSES, NPU_SMI, RDMA_DEVICES, start_line
@@ -45,7 +46,7 @@ def test_the_first_host_is_the_head_and_has_the_job():
     assert head.head == worker.head == "192.0.2.11"
     assert head.members == worker.members == ["192.0.2.11", "192.0.2.12"]
     assert head.ports == Ports().model_dump()
-    assert made.containers == [None, None] and {node.socket_filter for node in made.nodes} == {False}
+    assert {node.socket_filter for node in made.nodes} == {False}
     for node in plan(machines=inventory(socket_filter=True), shell={"FLASHRL_CONFIG": "a\nb"}).nodes:
         assert node.socket_filter and "\n" not in node.to_json()
         assert NodePlan.from_json(node.to_json()) == node
@@ -165,7 +166,7 @@ def test_too_few_hosts_and_devices_are_said_with_what_to_change():
 def test_more_hosts_than_needed_are_left_alone():
     made = plan(machines=inventory(hosts=[f"192.0.2.{number}" for number in (11, 12, 13)]))
     assert [node.address for node in made.nodes] == ["192.0.2.11", "192.0.2.12"] == made.nodes[0].members
-    assert len(made.start) == len(made.inventory.hosts) == len(made.local) == 2
+    assert len(made.nodes) == len(made.inventory.hosts) == len(made.local) == 2
     assert [note for note in made.notes if "192.0.2.13" in note]
 
 
@@ -184,11 +185,11 @@ def test_the_devices_of_the_inventory_or_of_the_users_variable_are_taken():
 
 
 def test_checkpoints_of_several_hosts_lie_in_a_shared_folder():
-    assert plan().out == f"/shared/runs/{RUN}"
-    assert plan(out="/shared/mine").out == "/shared/mine"
+    assert plan().nodes[1].out == f"/shared/runs/{RUN}"
+    assert plan(out="/shared/mine").nodes[1].out == "/shared/mine"
     line = said(out="/sharedness/mine")
     assert "--out /sharedness/mine" in line and "/shared" in line
-    assert plan("addition-int8", inventory("cpu"), extra=["trainer.nnodes=1"], out="/any").out == "/any"
+    assert plan("addition-int8", inventory("cpu"), extra=["trainer.nnodes=1"], out="/any").nodes[0].out == "/any"
 
 
 def test_a_model_is_a_folder_or_an_id_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -278,11 +279,12 @@ def test_the_container_of_a_run_has_the_npus_that_were_chosen_alone(tmp_path: Pa
     hosts = [{"address": "192.0.2.11", "devices": list(range(8, 16))}, "192.0.2.12"]
     shell = {"ASCEND_RT_VISIBLE_DEVICES": "0,1,2,3,4,5,6,15"}
     machines = inventory(hosts=hosts, image="img", project=None, mounts=["/nfs:/shared"])
-    first, second = plan(machines=machines).start
+    made = plan(machines=machines)
+    first, second = (command_of(made, number)[-1] for number in (0, 1))
     assert shlex.split(first).count("--device=/dev/davinci15") == 1 and "/dev/davinci7 " not in first
     assert "| head -n 8 |" in second and re.findall(r"davinci\d", second) == []
-    (line, _) = plan(machines=inventory(image="img", project=None, mounts=["/nfs:/shared"]), shell=shell,
-                     local=[True, False]).start  # fmt: skip
+    machines = inventory(image="img", project=None, mounts=["/nfs:/shared"])
+    line = command_of(plan(machines=machines, shell=shell, local=[True, False]), 0)[-1]
     assert re.findall(r"/dev/davinci(\d+)", line) == [*"0123456", "15"]
 
 

@@ -6,6 +6,7 @@ import shlex
 from plan_cases import RUN, facts, inventories_for, inventory, plan
 
 from launch import LaunchError
+from launch.cluster.transport import command_of
 from launch.plan.dry_run import ask_all, described, text
 from launch.recipes import load, names
 
@@ -103,6 +104,7 @@ def test_a_users_value_is_shown_with_what_it_replaces():
 def test_all_of_a_host_is_shown():
     made = plan(machines=inventory(image="img", mounts=["/nfs:/shared"], project=None))
     shown = text(tree(made, silent))
-    assert made.containers == [f"ascend-quant-{RUN}-{number}" for number in (0, 1)]
-    for part in (*map(shlex.quote, made.start), *made.containers, *made.nodes[0].needs, "6766", "8260"):
+    containers = [f"ascend-quant-{RUN}-{number}" for number in (0, 1)]
+    starts = [shlex.join(command_of(made, number)) for number in (0, 1)]
+    for part in (*starts, *containers, *made.nodes[0].needs, "6766", "8260"):
         assert part in shown
