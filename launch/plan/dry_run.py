@@ -135,15 +135,14 @@ def job(job: Job) -> dict[str, Any]:
 
 
 def text(plan: dict[str, Any]) -> str:
-    """Format the plan that `described` returned; the last lines list the problems that would stop the run."""
-    hosts = plan["hosts"]
-    return "\n".join(
-        [*_head(plan), *(line for one in hosts for line in _host(one)), *job_lines(plan["job"]), *_end(hosts)]
-    )
+    """Format a description, of hosts or of a Ray cluster; the last lines list the problems that would stop the run."""
+    hosts = [line for one in plan.get("hosts", []) for line in _host(one)]
+    return "\n".join([*_head(plan), *hosts, *_job(plan["job"]), *_end(in_the_way(plan))])
 
 
 def _head(plan: dict[str, Any]) -> Iterator[str]:
-    yield f"run {plan['run']}: {plan['recipe']} on stack {plan['stack']}, {len(plan['hosts'])} host(s)"
+    where = f"{len(plan['hosts'])} host(s)" if "hosts" in plan else plan["ray"]
+    yield f"run {plan['run']}: {plan['recipe']} on stack {plan['stack']}, {where}"
     yield f"writes to {plan['out']}"
     for note in plan["notes"]:
         yield f"note: {note}"
@@ -170,7 +169,7 @@ def _variable(one: dict[str, Any]) -> str:
     return f"{one['name']}={one['value']}  # {one['source']}{instead}"
 
 
-def job_lines(job: dict[str, Any]) -> Iterator[str]:
+def _job(job: dict[str, Any]) -> Iterator[str]:
     """Yield the lines that describe a job as text."""
     yield ""
     yield "job on the head, through Ray's job API"
@@ -182,16 +181,21 @@ def job_lines(job: dict[str, Any]) -> Iterator[str]:
     yield "  " + " \\\n    ".join([shlex.join([python, *command]), *map(shlex.quote, rest)])
 
 
-def _end(hosts: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield each problem with its fix; a problem that several hosts share is listed once, with their names."""
+def in_the_way(plan: dict[str, Any]) -> list[str]:
+    """Return the problems that would stop the run; one that several hosts share is listed once, with their names."""
     found: dict[str, list[str]] = {}
-    for host in hosts:
+    for host in plan.get("hosts", []):
         silent = [f"could not be checked: {host['silent']}"] if host["silent"] else []
         for line in [*silent, *host["problems"]]:
             found.setdefault(line, []).append(host["host"])
+    return [*plan.get("problems", []), *(f"{', '.join(where)}: {line}" for line, where in found.items())]
+
+
+def _end(problems: Sequence[str]) -> Iterator[str]:
+    """Yield what stops the run, with the fixes."""
     yield ""
-    if not found:
+    if not problems:
         yield "no problems found: the same command without --dry-run starts the run"
         return
-    yield f"{len(found)} problems would stop the run:" if len(found) > 1 else "this problem would stop the run:"
-    yield from (f"  {', '.join(where)}: {line}" for line, where in found.items())
+    yield f"{len(problems)} problems would stop the run:" if len(problems) > 1 else "this problem would stop the run:"
+    yield from (f"  {line}" for line in problems)

@@ -6,9 +6,8 @@ of Ray's daemons, are left out. `--set environment.NAME=VALUE` sets one of them 
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from launch import LaunchError
 from launch.cluster.inventory import Ports
@@ -17,8 +16,6 @@ from launch.environment.variables import secret, without_secrets
 from launch.inputs.model import place
 from launch.plan import Job, Wanted
 from launch.plan import job as jobs
-from launch.plan.dry_run import job as described_job
-from launch.plan.dry_run import job_lines
 from launch.plan.make import attention_problems
 from launch.plan.wanted import wanted_here
 from launch.recipes import Paths, Recipe, paths_of, resolve
@@ -110,26 +107,3 @@ def notes(variables: Mapping[str, str], shell: Mapping[str, str]) -> list[str]:
             "own NIC, address or devices. For all nodes: --set environment.NAME=VALUE"
         )
     return lines
-
-
-def described(plan: RayPlan, ray: str) -> dict[str, Any]:
-    """Describe the plan as plain values, without secrets; `ray` describes the cluster."""
-    return {
-        "run": plan.run,
-        "recipe": plan.recipe.name,
-        "stack": plan.recipe.stack,
-        "out": plan.wanted.out,
-        "ray": ray,
-        "job": described_job(plan.job),
-    }
-
-
-def text(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a plan that `described` returned, with its notes and the nodes' problems added."""
-    yield f"run {tree['run']}: {tree['recipe']} on stack {tree['stack']}"
-    yield f"writes to {tree['out']}"
-    yield tree["ray"]
-    yield from (f"note: {note}" for note in tree["notes"])
-    yield from job_lines(tree["job"])
-    yield ""
-    yield from tree["problems"] or ["no problems found: the same command without --dry-run starts the run"]
