@@ -7,6 +7,7 @@ processes see on the hosts.
 import os
 from collections.abc import Sequence
 from math import ceil
+from pathlib import Path
 
 from ascend_quant.recipes.keys import ACTOR, EAGER, ENVIRONMENT
 from launch import ROOT, LaunchError
@@ -48,6 +49,11 @@ def job(run: str, resolved: Resolved, layers: Sequence[Layer], restarts: int, pa
     folder = f"{paths.out}/metrics-{run}"
     metrics = {"VERL_FILE_LOGGER_ROOT": folder, "TENSORBOARD_DIR": f"{folder}/tensorboard"}
     return Job(entrypoint, files, {name: place for name, place in metrics.items() if name not in users})
+
+
+def metrics_in(out: Path) -> Path | None:
+    """Return the file of verl's metrics below a run's output folder; None if it does not exist yet."""
+    return next(out.glob("metrics*/**/*.jsonl"), None)
 
 
 def values(recipe: Recipe, ports: Ports) -> dict[str, str]:
