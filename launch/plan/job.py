@@ -14,9 +14,10 @@ from launch import ROOT, LaunchError
 from launch.cluster.inventory import Inventory, Ports
 from launch.inputs.model import place
 from launch.plan import Job, Layer, Saving
-from launch.recipes import Paths, Recipe, paths_of
-from launch.recipes.overrides import Resolved, key
+from launch.recipes import Paths, Recipe, paths_of, resolve
+from launch.recipes.overrides import key
 from launch.recipes.paths import data_files
+from launch.recipes.verl import verl_of
 
 SAVE = "trainer.save_freq"  # verl saves no checkpoints by default
 RESUME = "trainer.resume_mode"
@@ -32,7 +33,7 @@ CONTENTS = f"{ACTOR}.checkpoint.save_contents"
 FLOAT32, BF16 = 4, 2
 
 
-def job(run: str, resolved: Resolved, layers: Sequence[Layer], restarts: int, paths: Paths) -> Job:
+def job(run: str, recipe: Recipe, paths: Paths, layers: Sequence[Layer], restarts: int) -> Job:
     """Return the job that the head submits.
 
     If the user has set a variable that the recipe passes to verl's processes, the user's value has priority. A job that
@@ -43,9 +44,9 @@ def job(run: str, resolved: Resolved, layers: Sequence[Layer], restarts: int, pa
     users = {name for source, variables in layers if source != "recipe" for name in variables}
     replaced = [f"{ENVIRONMENT}.{name}" for name in users]
     replaced += [RESUME] if restarts else []
-    kept = [override for override in resolved.overrides if key(override) not in replaced]
-    entrypoint = ["-m", resolved.main, *kept, *([f"{RESUME}=auto"] if restarts else [])]
-    files = {name: file.read_text() for name, file in resolved.files.items()}
+    kept = [override for override in resolve(recipe, paths) if key(override) not in replaced]
+    entrypoint = ["-m", verl_of(recipe.stack).main, *kept, *([f"{RESUME}=auto"] if restarts else [])]
+    files = {name: Path(file).read_text() for name, file in recipe.files.items()}
     folder = f"{paths.out}/metrics-{run}"
     metrics = {"VERL_FILE_LOGGER_ROOT": folder, "TENSORBOARD_DIR": f"{folder}/tensorboard"}
     return Job(entrypoint, files, {name: place for name, place in metrics.items() if name not in users})

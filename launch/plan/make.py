@@ -17,7 +17,7 @@ from launch.plan import Layer, NodePlan, Plan
 from launch.plan import job as jobs
 from launch.plan.job import under
 from launch.plan.wanted import wanted_of
-from launch.recipes import Paths, Recipe, resolve
+from launch.recipes import Paths, Recipe
 from launch.recipes.stacks import pins
 
 
@@ -53,7 +53,6 @@ def make(
     Raises:
         LaunchError: recipe, inventory and paths do not fit together; one line for each thing to change.
     """
-    resolved = resolve(recipe, paths)
     if found := [*problems(recipe, inventory, paths), *attention_problems(recipe)]:
         raise LaunchError("\n".join(found))
     hosts = inventory.hosts[: recipe.nodes]
@@ -68,25 +67,23 @@ def make(
     }
     nodes = []
     for number, (host, here) in enumerate(zip(hosts, local, strict=False)):
-        layers = layers_of(resolved.environment, used, host, shell, here)
+        layers = layers_of(recipe, used, host, shell, here)
         own = {
             "host": number,
             "devices": devices_of(host, recipe.devices_per_node, recipe.stack, layers),
             "layers": layers,
             "environment": {name: value for _, variables in layers for name, value in variables.items()},
-            "job": None if number else jobs.job(run, resolved, layers, restarts, paths),
+            "job": None if number else jobs.job(run, recipe, paths, layers, restarts),
         }
         nodes.append(NodePlan(**vars(wanted_of(used, number, recipe, paths)) | common | own))
     here = list(local[: len(hosts)])
     return Plan(run, recipe.name, used, nodes, here, notes(recipe, inventory, paths, shell, here, restarts))
 
 
-def layers_of(
-    recipe: Mapping[str, str], inventory: Inventory, host: Host, shell: Mapping[str, str], local: bool
-) -> list[Layer]:
+def layers_of(recipe: Recipe, inventory: Inventory, host: Host, shell: Mapping[str, str], local: bool) -> list[Layer]:
     """Return the variables that the user set for a host, by source; later layers override earlier ones."""
     layers = [
-        ("recipe", dict(recipe)),
+        ("recipe", recipe.environment),
         ("inventory", inventory.environment),
         ("host", host.environment),
         ("shell", of_shell(shell, own=local)),

@@ -18,8 +18,7 @@ from launch.plan import Job, Wanted
 from launch.plan import job as jobs
 from launch.plan.make import attention_problems
 from launch.plan.wanted import wanted_here
-from launch.recipes import Paths, Recipe, paths_of, resolve
-from launch.recipes.overrides import environment as of_recipe
+from launch.recipes import Paths, Recipe, paths_of
 
 EXPANDED = re.compile(r"\$(\w|\{)")  # Ray replaces this with a variable of the node
 OF_NODE = {"address": "", "nic": "", "family": "ipv4", "devices": "", "places": ""}
@@ -63,7 +62,6 @@ def make(recipe: Recipe, paths: Paths, run: str, *, shell: Mapping[str, str], re
     Raises:
         LaunchError: settings contradict each other; one line for each thing to change.
     """
-    resolved = resolve(recipe, paths)
     variables = environment(recipe, shell)
     expanded = [
         f"{name}={value}: Ray would replace its $ on each node: write the value itself"
@@ -74,7 +72,7 @@ def make(recipe: Recipe, paths: Paths, run: str, *, shell: Mapping[str, str], re
     if found:
         raise LaunchError("\n".join(found))
     # all variables count as the user's, since Ray refuses those that verl's ray.init sets as well
-    job = jobs.job(run, resolved, [("run", variables)], restarts, paths)
+    job = jobs.job(run, recipe, paths, [("run", variables)], restarts)
     wanted = replace(
         wanted_here(recipe, paths),
         hosts=recipe.nodes,
@@ -87,7 +85,7 @@ def make(recipe: Recipe, paths: Paths, run: str, *, shell: Mapping[str, str], re
 
 def environment(recipe: Recipe, shell: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for every process of the run."""
-    values, layers = jobs.values(recipe, Ports()) | OF_NODE, [("recipe", of_recipe(recipe))]
+    values, layers = jobs.values(recipe, Ports()) | OF_NODE, [("recipe", recipe.environment)]
     settings = node_environment(recipe.stack, values, [*layers, ("shell", of_shell(shell, own=False))])
     return {
         one.name: one.value

@@ -81,7 +81,8 @@ class Recipe(Node):
         sequence_parallel: number of devices that share a sequence (Ulysses); FSDP2 only.
         fp8, fp8_recipe: format and scales of FP8 training with TransformerEngine, which reads them only in its first
             forward pass; Megatron only.
-        environment: variables for every process, which override those of the stack.
+        environment: variables for every process, which override those of the stack; HCCL's only on NPUs.
+        files: absolute paths of files for the job's working directory, by their names there.
         verl: the tree of all verl settings that the recipe sets.
         extra: the user's verl settings, as Hydra overrides, which have priority.
     """

@@ -48,7 +48,9 @@ def load(name: str, changes: Sequence[str] = ()) -> Recipe:
         raise LaunchError("\n".join(found))
     recipe = _composed(base, tuple(one for one in [*said, *written] if not key(one).startswith("hydra.")), name)
     extra = tuple(one for one in written if not is_group(one) and not key(one).startswith("recipe."))
-    made = recipe.model_copy(update={"files": _files(name, recipe), "extra": extra})
+    on_npus = recipe.stack.startswith("ascend")
+    environment = {one: value for one, value in recipe.environment.items() if on_npus or "HCCL_" not in one}
+    made = recipe.model_copy(update={"files": _files(name, recipe), "environment": environment, "extra": extra})
     if found := problems(made):
         raise LaunchError("\n".join(f"{name}: {line}" for line in found))
     return made

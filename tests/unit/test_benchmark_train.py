@@ -43,7 +43,7 @@ def test_the_arms_settings_are_verls():
     arm = replace(ARM, changes=("actor_rollout_ref.rollout.n=2",), overrides=("data.train_batch_size=6",))
     command = arm.command(Path("/m"), Path("/d"), Path("/o"))
     recipe = load(command[command.index("train") + 1], command[command.index("--") + 1 :])
-    config = composed([*resolve(recipe, Paths("/m", "/d", "/o")).overrides])
+    config = composed([*resolve(recipe, Paths("/m", "/d", "/o"))])
     rollout = config.actor_rollout_ref.rollout
     assert (rollout.ignore_eos, rollout.n, rollout.tensor_model_parallel_size) == (True, 2, 1)
     assert (config.data.max_prompt_length, config.data.max_response_length) == (256, 4096)
@@ -71,7 +71,7 @@ def test_the_plain_arm_is_verls_own():
     config = composed([one for one in overrides if not one.startswith("hydra.")])  # hydra's own, without its main
     assert not wants_refits(config) and config.trainer.total_training_steps == 4
     ours = replace(arm, scheme="int8", send="int8")
-    assert wants_refits(composed(resolve(ours.loaded(), Paths("/m", "/d", "/o")).overrides))
+    assert wants_refits(composed(resolve(ours.loaded(), Paths("/m", "/d", "/o"))))
     apart = APART.loaded()  # some devices train, the others generate
     assert (apart.devices_per_node, apart.rollout.apart, apart.rollout.send) == (4, 1, "delta")
     assert apart.sequence_parallel <= 3

@@ -19,6 +19,7 @@ from launch.commands import app
 from launch.environment.resolve import OF_DEVICES, OF_HOST, rows
 from launch.recipes import Paths, load, resolve
 from launch.recipes.stacks import pins
+from launch.recipes.verl import verl_of
 
 SHELLCHECK = Path(sys.prefix) / "bin" / "shellcheck"
 PATHS = {"model": "/models/one of two", "data": "/work/data", "out": "/work/runs/one"}
@@ -37,8 +38,8 @@ def shown(recipe: str, form: str, *options: str, code: int = 0) -> str:
 
 def command(recipe: str) -> list[str]:
     """The command of a recipe that continues from its last checkpoint."""
-    resolved = resolve(load(recipe), Paths(**PATHS))
-    return ["python", "-m", resolved.main, *resolved.overrides, "trainer.resume_mode=auto"]
+    chosen = load(recipe)
+    return ["python", "-m", verl_of(chosen.stack).main, *resolve(chosen, Paths(**PATHS)), "trainer.resume_mode=auto"]
 
 
 def fixed(stack: str) -> dict[str, str]:
