@@ -6,6 +6,7 @@ from launch import LaunchError
 from launch.cluster.inventory import Ports
 from launch.environment.resolve import OF_DEVICES, OF_HOST, node_environment
 from launch.plan import job as jobs
+from launch.plan.wanted import needs
 from launch.ray_jobs.plan import OF_NODE, places
 from launch.recipes import Recipe
 from launch.recipes.stacks import pins
@@ -46,7 +47,7 @@ def task(recipe: Recipe, model: str | None, data: str | None, out: str | None, a
     found = {one.name: one.value for one in settings if one.name not in OF_DEVICES}
     job = jobs.job(recipe.name, recipe, paths, [("file", found)], restarts=1)
     of_node = {name: value for name, value in found.items() if name in OF_HOST}
-    shared = [path for path in (paths.out, *jobs.needs(recipe, paths)) if path.startswith("/")]
+    shared = [path for path in (paths.out, *needs(recipe, paths)) if path.startswith("/")]
     return Task(
         recipe,
         ["python", *job.entrypoint],

@@ -76,7 +76,7 @@ def out(facts: Facts) -> Iterator[Finding]:
     if not os.access(folder, os.W_OK):
         fix = "give another folder with --out, or get write permission for this one"
         yield error(f"{wanted.out} cannot be written", fix)
-    elif lacks := lacking_room(wanted.saving):
+    elif lacks := lacking_room(wanted):
         yield error(*lacks)
     elif free < need * GIB:
         level = error if free < LEAST_OUT_GIB * GIB else warning

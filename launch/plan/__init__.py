@@ -36,8 +36,6 @@ class Saving:
     """Checkpoints that a run writes.
 
     Attributes:
-        out: the run's output folder.
-        model: the folder from which the model is read, or its id on the hub.
         train: the training data, which an epoch reads once.
         every: number of steps between two checkpoints.
         keep: number of checkpoints that are kept; None: all.
@@ -47,8 +45,6 @@ class Saving:
         parameter_bytes: bytes per parameter in a checkpoint.
     """
 
-    out: str
-    model: str
     train: str
     every: int
     keep: int | None

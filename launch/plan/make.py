@@ -16,7 +16,7 @@ from launch.inputs.model import of_hub
 from launch.plan import Layer, NodePlan, Plan
 from launch.plan import job as jobs
 from launch.plan.job import under
-from launch.plan.wanted import wanted_of
+from launch.plan.wanted import SAVE, needs, wanted_of
 from launch.recipes import Paths, Recipe
 from launch.recipes.stacks import pins
 
@@ -136,10 +136,9 @@ def notes(
         lines.append(f"the model {paths.model} is a hub id: each host uses its own cache, or downloads it")
     if recipe.data.train == recipe.data.validation:
         lines.append("validation uses the training data: --data TRAIN,VALIDATION names another file")
-    if restarts and recipe.count(jobs.SAVE) is None:
+    if restarts and recipe.count(SAVE) is None:
         lines.append(
-            "a restart would start from the beginning, as no checkpoints are saved: set an interval with -- "
-            f"{jobs.SAVE}=10"
+            f"a restart would start from the beginning, as no checkpoints are saved: set an interval with -- {SAVE}=10"
         )
     return lines
 
@@ -171,7 +170,7 @@ def problems(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str
             f"the inventory: {folders})"
         )
     inside = [mount.split(":")[1].rstrip("/") for mount in inventory.mounts]
-    for path in [paths.out, *jobs.needs(recipe, paths)] if inventory.image else []:
+    for path in [paths.out, *needs(recipe, paths)] if inventory.image else []:
         if not under(path, inside):
             yield (
                 f"{path}: the container does not mount this path: add it to `mounts` in the inventory, as {path}:{path}"

@@ -114,8 +114,7 @@ def test_what_a_recipe_wants_of_a_host(inventory: Inventory):
     model, *files = one.needs
     assert model == "/m" and len(files) == 2 and all(file.startswith("/d/") for file in files)
     assert one.imports
-    first = wanted_of(inventory, 0, recipe, paths).saving
-    assert (first.out, first.model) == ("/o", "/m")
+    assert wanted_of(inventory, 0, recipe, paths).saving.every == recipe.setting("trainer.save_freq")
     assert REQUEST.validate_json(REQUEST.dump_json(one)) == one
     alone = wanted_here(recipe, paths)
     assert (alone.stack, alone.hosts, alone.address, alone.model) == (recipe.stack, 1, None, "/m")
