@@ -139,10 +139,10 @@ class Recipe(Node):
         return value if isinstance(value, int) and value > 0 else None
 
 
-def given(tree: Mapping[str, Any]) -> dict[str, Any]:
+def given(node: Node, tree: Mapping[str, Any], extra: tuple[str, ...]) -> dict[str, Any]:
     """Return the input of `Recipe`'s validation: a composed recipe's node, and its verl settings by dotted keys."""
-    node, verl = tree["recipe"], {key: value for key, value in tree.items() if key != "recipe"}
+    verl = {key: value for key, value in tree.items() if key != "recipe"}
     settings = dict(leaves(verl))
     if any(settings.get(key) != value for key, value in APART.items()):
         settings.pop(f"{ROLLOUT}.n_gpus_per_node", None)
-    return {**node, **settings, "rollout": settings, "verl": verl}
+    return {**vars(node), **settings, "rollout": settings, "verl": verl, "extra": extra}
