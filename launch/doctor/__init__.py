@@ -1,6 +1,5 @@
 """`./run.sh doctor`: would a run work on these hosts? Static and quick: it starts no engine and changes nothing.
 
-wanted.py      what a run requires of a host
 facts.py       what several checks read about the host, looked up once; drivers.py asks the drivers
 checking.py    what a check finds, and the report
 versions.py, devices.py, network.py, machine.py, run.py    the checks, by subject

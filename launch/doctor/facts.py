@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 
 from launch.doctor import drivers
-from launch.doctor.wanted import Wanted
 from launch.environment import network
+from launch.plan import Wanted
 from launch.recipes.stacks import pins
 from launch.system import software
 

@@ -14,9 +14,10 @@ from launch.cluster.transport import command, converse
 from launch.doctor.checking import Checks, Finding, HostReport, Report, error, findings_of, warning
 from launch.doctor.examination import examined
 from launch.doctor.facts import Facts
-from launch.doctor.wanted import Wanted, wanted_here, wanted_of
 from launch.environment.network import is_here
+from launch.plan import Wanted
 from launch.plan.start import start_line
+from launch.plan.wanted import wanted_here, wanted_of
 from launch.recipes.fields import Recipe
 from launch.recipes.paths import Paths
 

@@ -63,7 +63,7 @@ def ports(facts: Facts) -> Iterator[Finding]:
     wanted = facts.wanted
     if not wanted.ports:
         return
-    for line in taken_ports(needed_ports("head" if wanted.head else "worker", dict(wanted.ports))):
+    for line in taken_ports(needed_ports(wanted.role, wanted.ports)):
         yield error(line, "end it if it is yours (./run.sh stop), or choose other `ports` in the inventory")
 
 

@@ -62,7 +62,7 @@ def out(facts: Facts) -> Iterator[Finding]:
     if not os.access(folder, os.W_OK):
         fix = "give another folder with --out, or get write permission for this one"
         yield error(f"{wanted.out} cannot be written", fix)
-    elif lacks := lacking_checkpoints(wanted.saving):
+    elif lacks := lacking_checkpoints(wanted):
         yield error(*lacks)
     else:
         yield from lacking_room(str(folder), need, "free some, or give another folder with --out")

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from launch.doctor.checking import HostReport
 from launch.doctor.hosts import EXAMINE_SECONDS, answer_here
-from launch.doctor.wanted import Wanted
+from launch.plan import Wanted
 
 MARK = "ASCEND_QUANT_REPORTS "
 REQUESTS, REPORTS = TypeAdapter(dict[str, Wanted]), TypeAdapter(list[HostReport])

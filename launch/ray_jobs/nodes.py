@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from launch import LaunchError
 from launch.doctor.checking import Finding, HostReport, Report, findings_of
 from launch.doctor.examination import BEFORE_RAY
 from launch.doctor.hosts import EXAMINE_SECONDS, TOGETHER
-from launch.doctor.wanted import EPHEMERAL, Wanted
+from launch.plan import Wanted, dry_run
+from launch.plan.wanted import EPHEMERAL
 from launch.ray_jobs import sources
 from launch.ray_jobs.cluster import Cluster
 from launch.ray_jobs.look import MARK, REPORTS, REQUESTS
@@ -84,3 +86,18 @@ def lines_of(report: Report) -> tuple[list[str], list[str]]:
         if one.level != "ok":
             lines.append(": ".join(filter(None, [", ".join(hosts), one.what, one.fix])))
     return stopping, other
+
+
+def described(plan: RayPlan, cluster: Cluster) -> dict[str, Any]:
+    """Describe the plan as plain values, without secrets, with the problems that the nodes have."""
+    problems, found = lines_of(examine(cluster, plan, f"{plan.run}-nodes"))
+    return {
+        "run": plan.run,
+        "recipe": plan.recipe.name,
+        "stack": plan.recipe.stack,
+        "out": plan.wanted.out,
+        "ray": f"Ray {cluster.version} at {cluster.address}",
+        "job": dry_run.job(plan.job),
+        "notes": [*plan.notes, *found],
+        "problems": problems,
+    }

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from ascend_quant.files.documents import BadDocument, read_yaml
 from ascend_quant.recipes import RecipeError, prefix
 from ascend_quant.recipes.compose import alone, is_group, names, plain
-from ascend_quant.recipes.node import lines, node_of
+from ascend_quant.recipes.node import Node, lines, node_of
 from launch import ROOT, LaunchError
 from launch.environment.variables import secret, without_secrets_in
 from launch.recipes import old_names
@@ -46,12 +46,9 @@ def load(name: str, changes: Sequence[str] = ()) -> Recipe:
     said, written = old_names.translated([*fields, *changes], lambda: _composed(base, ()))
     if found := [line for one in written for line in _unreadable(one)]:
         raise LaunchError("\n".join(found))
-    recipe = _composed(base, tuple(one for one in [*said, *written] if not key(one).startswith("hydra.")), name)
+    overrides = tuple(one for one in [*said, *written] if not key(one).startswith("hydra."))
     extra = tuple(one for one in written if not is_group(one) and not key(one).startswith("recipe."))
-    made = recipe.model_copy(update={"files": _files(name, recipe), "extra": extra})
-    if found := problems(made):
-        raise LaunchError("\n".join(f"{name}: {line}" for line in found))
-    return made
+    return _composed(base, overrides, name, extra)
 
 
 def _older(file: str) -> tuple[str, list[str]]:
@@ -79,7 +76,7 @@ def _older(file: str) -> tuple[str, list[str]]:
     ]
 
 
-def _composed(base: str, overrides: tuple[str, ...], name: str | None = None) -> Recipe:
+def _composed(base: str, overrides: tuple[str, ...], name: str | None = None, extra: tuple[str, ...] = ()) -> Recipe:
     name = name or base
     stem = Path(name).stem if name.endswith((".yaml", ".yml")) else name
     try:
@@ -91,7 +88,10 @@ def _composed(base: str, overrides: tuple[str, ...], name: str | None = None) ->
         raise LaunchError("\n".join(f"{prefix(name, error)}{line}" for line in told.splitlines())) from error
     if node.name != stem:
         raise LaunchError(f"{name}: recipe.name: {node.name!r} does not match the file name: write {stem}")
-    return checked(name, given(tree), Recipe, lambda _: ())
+    on_npus = node.stack.startswith("ascend")
+    environment = {one: value for one, value in node.environment.items() if on_npus or "HCCL_" not in one}
+    node = node.model_copy(update={"files": _files(name, node), "environment": environment})
+    return checked(name, given(node, tree, extra), Recipe, problems)
 
 
 def _unreadable(override: str) -> Iterator[str]:
@@ -109,10 +109,10 @@ def _unreadable(override: str) -> Iterator[str]:
         yield f"{name}: Hydra cannot read the value: quote text that has spaces or signs, as {name}='\"..\"'"
 
 
-def _files(where: str, recipe: Recipe) -> dict[str, str]:
+def _files(where: str, node: Node) -> dict[str, str]:
     """Return the absolute paths of files that are beside the recipe, or in this repository."""
     made = {}
-    for name, said in recipe.files.items():
+    for name, said in node.files.items():
         places = [place for place in (Path(where).parent / said, ROOT / said) if place.is_file()]
         if not places:
             raise LaunchError(

@@ -17,6 +17,7 @@ from launch.doctor.drivers import Devices
 from launch.doctor.drivers import devices as devices_of
 from launch.doctor.facts import GIB
 from launch.doctor.machine import memory_here
+from launch.plan.job import metrics_in
 from launch.recipes import load
 from launch.smoke.setting import LAUNCH, Setting
 from launch.system.child import Ended
@@ -69,7 +70,7 @@ def trained(setting: Setting) -> tuple[Ended, Path]:
     if made.code != 0:
         return made, out
     ended = setting.run(command_of(setting, data, out), TRAIN, TRAIN_S[setting.device])
-    return ended, next(out.glob("metrics-*/**/*.jsonl"), out / "metrics")
+    return ended, metrics_in(out) or out / "metrics"
 
 
 def command_of(setting: Setting, data: str, out: Path) -> list[str]:

@@ -20,6 +20,7 @@ from ascend_quant.smoke import SPOILT as NAN
 from ascend_quant.smoke import engine, generation, worker
 from ascend_quant.smoke.probes import On
 from ascend_quant.smoke.results import OK
+from launch.plan.job import metrics_in
 from launch.smoke.setting import Setting
 from launch.smoke.training import command_of, judged, refused
 
@@ -89,7 +90,7 @@ def test_verl_refuses_the_nan_that_its_last_step_sends(tmp_path: Path):
     addition_start.write(tmp_path / "data", 64)
     setting, out = Setting("cpu", "none", tmp_path, 1), tmp_path / "out"
     ended = setting.run(command_of(setting, str(tmp_path / "data"), out), "train", 500)
-    (metrics,) = out.glob("metrics-*/**/*.jsonl")
+    metrics = metrics_in(out)
     trained = judged(setting, ended, metrics)
     found = refused(setting, ended, trained)
     assert (trained.values["steps"], found.status) == (1, OK), f"{trained}\n{found}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from launch.doctor.checking import Finding
 from launch.doctor.drivers import Device, Devices
 from launch.doctor.facts import Facts
-from launch.doctor.wanted import Wanted
+from launch.plan import Wanted
 from launch.recipes.stacks import pins
 from launch.system.software import Package
 

@@ -15,7 +15,8 @@ from launch.doctor import hosts, network
 from launch.doctor.checking import Finding, HostReport, Report, show
 from launch.doctor.facts import Facts
 from launch.doctor.hosts import REQUEST, asked, examine, reaching, traits
-from launch.doctor.wanted import Wanted, wanted_here, wanted_of
+from launch.plan import Wanted
+from launch.plan.wanted import wanted_here, wanted_of
 from launch.recipes import load, paths_of
 
 PROJECT = Path(__file__).parents[2]
@@ -105,13 +106,12 @@ def test_what_a_recipe_wants_of_a_host(inventory: Inventory):
     recipe = load("qwen2.5-7b-int8-gsm8k-a2")
     paths = paths_of(recipe, "/m", "/d", "/o")
     one = wanted_of(inventory, 1, recipe, paths)
-    assert (one.model, one.out, one.head, one.nic) == ("/m", "/o", False, "eth7")
+    assert (one.model, one.out, one.role, one.nic) == ("/m", "/o", "worker", "eth7")
     assert (one.devices, one.device_gib, one.saving) == (8, recipe.memory.device, None)
     model, *files = one.needs
     assert model == "/m" and len(files) == 2 and all(file.startswith("/d/") for file in files)
     assert one.imports
-    first = wanted_of(inventory, 0, recipe, paths).saving
-    assert (first.out, first.model) == ("/o", "/m")
+    assert wanted_of(inventory, 0, recipe, paths).saving.every == recipe.setting("trainer.save_freq")
     assert REQUEST.validate_json(REQUEST.dump_json(one)) == one
     alone = wanted_here(recipe, paths)
     assert (alone.stack, alone.hosts, alone.address, alone.model) == (recipe.stack, 1, None, "/m")

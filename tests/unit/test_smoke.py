@@ -615,7 +615,7 @@ def test_what_training_logs_is_found_where_its_job_writes(setting, monkeypatch):
 def overrides(command: list[str]) -> set[str]:
     """verl's, of a command that trains a recipe."""
     recipe = recipes.load(command[command.index("train") + 1], command[command.index("--") + 1 :])
-    return set(recipes.resolve(recipe, recipes.Paths(model="/m", data="/d", out="/o")).overrides)
+    return set(recipes.resolve(recipe, recipes.Paths(model="/m", data="/d", out="/o")))
 
 
 @pytest.mark.parametrize(
