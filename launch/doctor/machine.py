@@ -16,7 +16,7 @@ TEMPORARY, SHARED = "/tmp", "/dev/shm"
 SHARED_GIB = {"none": 1, "gpu": 16, "npu": 16}
 LEAST_GIB, TEMPORARY_GIB = 1, 5
 FULLEST, MOST_USED = "RAY_local_fs_capacity_threshold", 0.95  # Ray's variable, and its default
-ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
+ALLOCATORS = {"npu": "PYTORCH_NPU_ALLOC_CONF", "gpu": "PYTORCH_ALLOC_CONF"}
 BLOCKING = ("ASCEND_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING")
 
 
@@ -80,12 +80,14 @@ def memory_here(root: Path = Path("/")) -> tuple[int, int]:
 def variables(facts: Facts) -> Iterator[Finding]:
     """Check for variables that slow a run down or stop it.
 
-    vllm-ascend's sleep mode rejects expandable segments (pytorch issue 147851); on GPUs, vLLM switches them off.
+    A sleep mode's allocator cannot have expandable segments (pytorch issue 147851). vLLM 0.23 switches them off by
+    itself, but only if PYTORCH_CUDA_ALLOC_CONF switches them on.
     """
     for name in BLOCKING:
         if (value := facts.variables.get(name, "0")) not in ("", "0"):
             yield warning(f"{name}={value}: every operator waits for the previous one", f"unset {name}")
-    value = facts.variables.get(ALLOCATOR, "")
-    if facts.kind == "npu" and facts.wanted.sleeps and "expandable_segments:true" in value.lower().replace(" ", ""):
-        what = f"{ALLOCATOR}={value}: vLLM's sleep mode has its own allocator and rejects this setting"
-        yield error(what, f"remove expandable_segments from {ALLOCATOR}")
+    name = ALLOCATORS.get(facts.kind, "")
+    value = facts.variables.get(name, "")
+    if facts.wanted.sleeps and "expandable_segments:true" in value.lower().replace(" ", ""):
+        what = f"{name}={value}: vLLM's sleep mode has its own allocator, which this setting does not suit"
+        yield error(what, f"remove expandable_segments from {name}")

@@ -102,4 +102,5 @@ def chip(facts: Facts) -> Iterator[Finding]:
     elif image is None:
         yield warning(f"{there.chip} ({here}); the chip that vllm-ascend was built for is unknown", "use our image")
     elif image != here:
-        yield error(f"an image for {image} on {here} ({there.chip})", f"use the image of {stack} for {here}")
+        what = f"the image is for {image}, but the chip is {here} ({there.chip})"
+        yield error(what, f"use the image of {stack} for {here}")

@@ -136,6 +136,8 @@ CASES = [
     case("machine.memory", "error", "needs 2000", run={"host_gib": 2000}),
     case("machine.variables", "warning", "unset ASCEND_LAUNCH_BLOCKING", **variable(ASCEND_LAUNCH_BLOCKING="1")),
     case("machine.variables", "error", "expandable_segments", **variable(PYTORCH_NPU_ALLOC_CONF=GROWS)),
+    case("machine.variables", "error", "expandable_segments", run=CUDA, **variable(PYTORCH_ALLOC_CONF=GROWS)),
+    case("machine.variables", "", run=CUDA, **variable(PYTORCH_CUDA_ALLOC_CONF=GROWS)),
     case("machine.variables", "", run={"sleeps": False}, **variable(PYTORCH_NPU_ALLOC_CONF=GROWS)),
     case("run.imports", "error", BRIDGE.module, BRIDGE.fix, run={"imports": [BRIDGE]}),
     case("run.inputs", "error", "/m is", "copy", run={"model": "/m"}),
