@@ -12,7 +12,7 @@ import typer
 
 from ascend_quant.files.whole_file import why_no_file, write_whole
 from ascend_quant.terminal.exits import DONE, FAILED, NOT_REACHED, WRONG_USE, fail
-from launch.commands.recipe import Changes, of_data
+from launch.commands.recipe import Changes, ClusterOption, of_data
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,9 +25,7 @@ DEFAULT = Path("smoke.json")
 
 
 def doctor(
-    cluster: Annotated[
-        str | None, typer.Option(help="An inventory's name, or the path of a .yaml file.  [default: this machine]")
-    ] = None,
+    cluster: ClusterOption = None,
     ray: Annotated[
         str | None,
         typer.Option(

@@ -23,6 +23,12 @@ DataOption = Annotated[
     str | None,
     typer.Option(help="Folder of the data sets on the hosts, or the files: TRAIN or TRAIN,VALIDATION."),
 ]
+ModelOption = Annotated[
+    str | None, typer.Option(help="Folder of the model on the hosts, or a hub id.  [default: the recipe's]")
+]
+ClusterOption = Annotated[
+    str | None, typer.Option(help="An inventory's name, or the path of a .yaml file.  [default: this machine]")
+]
 DATA_FILES = (".parquet", ".json", ".jsonl")  # what verl reads
 ClusterFile = Literal["slurm", "kuberay", "docker-compose"]
 recipe_app = typer.Typer(no_args_is_help=True, help="List the recipes in configs/recipe, or show one.")
@@ -60,7 +66,7 @@ def _is_folder(data: str) -> bool:
 @recipe_app.command("show")
 def show_recipe(
     name: RecipeName,
-    model: Annotated[str | None, typer.Option(help="Folder of the model.  [default: the recipe's hub id]")] = None,
+    model: ModelOption = None,
     data: DataOption = None,
     out: Annotated[str | None, typer.Option(help="Output folder.  [default: runs/<name>]")] = None,
     changes: Changes = None,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ascend_quant.terminal.exits import DONE, FAILED, NOT_FORMED, WRONG_USE, fail
-from launch.commands.recipe import Changes, DataOption, RecipeName, of_data
+from launch.commands.recipe import Changes, ClusterOption, DataOption, ModelOption, RecipeName, of_data
 
 if TYPE_CHECKING:
     from launch.cluster.inventory import Inventory
@@ -28,9 +28,7 @@ def train(
         list[str] | None,
         typer.Argument(metavar="-- OVERRIDES", help="Overrides of Hydra: settings of verl, choices as scheme=bf16."),
     ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="An inventory's name, or the path of a .yaml file.  [default: this machine]")
-    ] = None,
+    cluster: ClusterOption = None,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -39,9 +37,7 @@ def train(
         ),
     ] = None,
     changes: Changes = None,
-    model: Annotated[
-        str | None, typer.Option(help="Folder of the model on the hosts, or a hub id.  [default: the recipe's]")
-    ] = None,
+    model: ModelOption = None,
     data: DataOption = None,
     out: Annotated[
         str | None,

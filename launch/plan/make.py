@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from ascend_quant.integrations.verl.training import attention_settings as attention
 from launch import LaunchError
 from launch.cluster.inventory import Host, Inventory
 from launch.environment import network
@@ -18,7 +17,6 @@ from launch.plan import job as jobs
 from launch.plan.job import under
 from launch.plan.wanted import SAVE, needs, wanted_of
 from launch.recipes import Paths, Recipe
-from launch.recipes.stacks import pins
 
 
 def new_run() -> str:
@@ -53,7 +51,7 @@ def make(
     Raises:
         LaunchError: recipe, inventory and paths do not fit together; one line for each thing to change.
     """
-    if found := [*problems(recipe, inventory, paths), *attention_problems(recipe)]:
+    if found := list(problems(recipe, inventory, paths)):
         raise LaunchError("\n".join(found))
     hosts = inventory.hosts[: recipe.nodes]
     used = inventory.model_copy(update={"hosts": hosts})
@@ -175,17 +173,3 @@ def problems(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str
             yield (
                 f"{path}: the container does not mount this path: add it to `mounts` in the inventory, as {path}:{path}"
             )
-
-
-def attention_problems(recipe: Recipe) -> list[str]:
-    """Return the problems of the trainer's attention; none with Megatron, which does not use transformers' attention.
-
-    This is checked for every stack, since with verl's own entry point, as on ascend-cann8.5, nothing else checks it
-    before training.
-    """
-    if recipe.backend == "megatron":
-        return []
-    name, device = recipe.setting(attention.NAME_KEY, attention.FLASH), pins(recipe.stack).devices
-    ranks = max(recipe.count(one, 1) or 1 for one in attention.ULYSSES_KEYS)  # verl refuses what is not a number
-    exchange = attention.without_exchange(name, ranks, device)
-    return [one for one in (attention.without_kernel(name, device), exchange) if one]

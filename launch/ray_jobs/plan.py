@@ -16,7 +16,6 @@ from launch.environment.variables import secret, without_secrets
 from launch.inputs.model import place
 from launch.plan import Job, Wanted
 from launch.plan import job as jobs
-from launch.plan.make import attention_problems
 from launch.plan.wanted import wanted_here
 from launch.recipes import Paths, Recipe, paths_of
 
@@ -63,12 +62,11 @@ def make(recipe: Recipe, paths: Paths, run: str, *, shell: Mapping[str, str], re
         LaunchError: settings contradict each other; one line for each thing to change.
     """
     variables = environment(recipe, shell)
-    expanded = [
+    found = [
         f"{name}={value}: Ray would replace its $ on each node: write the value itself"
         for name, value in without_secrets(variables).items()
         if EXPANDED.search(variables[name])
     ]
-    found = [*attention_problems(recipe), *expanded]
     if found:
         raise LaunchError("\n".join(found))
     # all variables count as the user's, since Ray refuses those that verl's ray.init sets as well
