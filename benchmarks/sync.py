@@ -80,10 +80,11 @@ class Sync(Arm):
         """Return a user's command; of the plain arm, verl's own main with the same settings but those of our engine."""
         if self.send != PLAIN:
             return super().command(model, data, out)
-        resolved = resolve(self.loaded(), Paths(str(model), str(data), str(out)))
-        overrides = [one for one in resolved.overrides if not one.lstrip("+").startswith(OF_OUR_ENGINE)]
+        recipe = self.loaded()
+        made = resolve(recipe, Paths(str(model), str(data), str(out)))
+        overrides = [one for one in made if not one.lstrip("+").startswith(OF_OUR_ENGINE)]
         forced = FORCED | CLUSTER | {"trainer.total_training_steps": str(self.steps), "hydra.run.dir": str(out)}
-        variables = resolved.environment | {"VERL_FILE_LOGGER_ROOT": f"{out}/metrics"}
+        variables = recipe.environment | {"VERL_FILE_LOGGER_ROOT": f"{out}/metrics"}
         command = ["env", *(f"{name}={value}" for name, value in variables.items())]
         command += [sys.executable, "-m", "verl.trainer.main_ppo", *overrides]
         return [*command, *(f"{key}={value}" for key, value in forced.items()), *self.overrides]

@@ -11,6 +11,7 @@ from ascend_quant.processes.child import run
 from ascend_quant.recipes.keys import ACTOR, EXPERT_RANKS, MEGATRON, OURS, RANKS, TRANSFORMER
 from benchmarks import train_reward
 from benchmarks.report import Outcome
+from launch.plan.job import metrics_in
 from launch.recipes import Recipe, load
 from launch.recipes.verl import text
 
@@ -81,9 +82,9 @@ class Arm:
         settings["scheme"] = scheme_of(self.scheme)
         if is_exact(self.scheme):
             settings["correction"] = "exact"
-        elif recipe.is_exact and self.scheme != "int8":
+        elif recipe.is_exact:
             settings["correction"] = "token"
-        elif not recipe.is_exact and recipe.qat not in (None, self.scheme):
+        elif recipe.qat not in (None, self.scheme):
             settings[f"{OURS}.qat"] = self.scheme
         return settings
 
@@ -163,7 +164,7 @@ class Steps:
 
     def look(self) -> None:
         """Take what has come since the last look."""
-        file = next(self.out.glob("metrics*/**/*.jsonl"), None)
+        file = metrics_in(self.out)
         lines = read_lines(file) if file else []
         at = time.monotonic() - self.began
         self.seen += [{"at": at, **line} for line in lines[len(self.seen) :]]

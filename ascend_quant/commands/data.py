@@ -1,24 +1,15 @@
 """`ascend-quant data`, which `run.sh data` starts, too: data sets as Parquet files for verl."""
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from ascend_quant.terminal.exits import FAILED, WRONG_USE, fail
 
 
-class DataName(str, Enum):
-    """Names of the data sets."""
-
-    gsm8k = "gsm8k"
-    dapo_math = "dapo-math-17k"
-    addition = "addition"
-
-
 def data(
-    name: Annotated[DataName, typer.Argument(help="Name of the data set.")],
+    name: Annotated[Literal["gsm8k", "dapo-math-17k", "addition"], typer.Argument(help="Name of the data set.")],
     source: Annotated[
         str | None, typer.Option("--from", help="Folder of a downloaded copy.  [default: download from the hub]")
     ] = None,
@@ -33,11 +24,11 @@ def data(
     from ascend_quant.datasets import DataError, prepare
     from ascend_quant.terminal.progress import waiting
 
-    if source and name is DataName.addition:
+    if source and name == "addition":
         fail(f"--from {source}: addition is generated, not copied: remove --from", WRONG_USE)
     try:
-        with waiting(f"preparing {name.value}"):
-            lines = prepare(name.value, Path(source) if source else None, Path(target))
+        with waiting(f"preparing {name}"):
+            lines = prepare(name, Path(source) if source else None, Path(target))
     except DataError as error:
         fail(str(error), FAILED)
     for line in lines:

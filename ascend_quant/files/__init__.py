@@ -2,4 +2,5 @@
 
 documents.py    JSON and YAML: an error names the file, the line and the key
 whole_file.py   atomic file writes
+installed.py    versions of installed packages
 """

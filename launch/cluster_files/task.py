@@ -6,8 +6,9 @@ from launch import LaunchError
 from launch.cluster.inventory import Ports
 from launch.environment.resolve import OF_DEVICES, OF_HOST, node_environment
 from launch.plan import job as jobs
+from launch.plan.wanted import needs
 from launch.ray_jobs.plan import OF_NODE, places
-from launch.recipes import Recipe, resolve
+from launch.recipes import Recipe
 from launch.recipes.stacks import pins
 
 A2_DEVICES = 8  # devices of an A2 node; an A3 node has sixteen
@@ -39,15 +40,14 @@ def task(recipe: Recipe, model: str | None, data: str | None, out: str | None, a
         LaunchError: a path is not given, or the recipe has files for the working directory.
     """
     paths = places(recipe, model, data, out)
-    resolved = resolve(recipe, paths)
-    if resolved.files:
-        raise LaunchError(f"{recipe.name} needs its files {', '.join(resolved.files)} on the nodes: use train instead")
+    if recipe.files:
+        raise LaunchError(f"{recipe.name} needs its files {', '.join(recipe.files)} on the nodes: use train instead")
     values = jobs.values(recipe, Ports()) | OF_NODE | {"address": address, "nic": nic}
-    settings = node_environment(recipe.stack, values, [("recipe", resolved.environment)])
+    settings = node_environment(recipe.stack, values, [("recipe", recipe.environment)])
     found = {one.name: one.value for one in settings if one.name not in OF_DEVICES}
-    job = jobs.job(recipe.name, resolved, [("file", found)], restarts=1, paths=paths)
+    job = jobs.job(recipe.name, recipe, paths, [("file", found)], restarts=1)
     of_node = {name: value for name, value in found.items() if name in OF_HOST}
-    shared = [path for path in (paths.out, *jobs.needs(recipe, paths)) if path.startswith("/")]
+    shared = [path for path in (paths.out, *needs(recipe, paths)) if path.startswith("/")]
     return Task(
         recipe,
         ["python", *job.entrypoint],

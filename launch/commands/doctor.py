@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ascend_quant.terminal.exits import WRONG_USE, fail
-from launch.commands.recipe import Changes, of_data
+from launch.commands.recipe import Changes, ClusterOption, of_data
 
 if TYPE_CHECKING:
     from launch.doctor.checking import Report
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    cluster: Annotated[
-        str | None, typer.Option(help="An inventory's name, or the path of a .yaml file.  [default: this machine]")
-    ] = None,
+    cluster: ClusterOption = None,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -39,12 +37,8 @@ def doctor(
 
     from ascend_quant.terminal.progress import waiting
     from launch import LaunchError
-    from launch.cluster.inventory import load, this_machine
     from launch.doctor.checking import show
-    from launch.doctor.hosts import examine
-    from launch.plan.job import places
-    from launch.plan.make import locals_of, new_run
-    from launch.recipes import load as load_recipe
+    from launch.recipes import load
 
     if ray is not None and cluster is not None:
         fail("--ray with --cluster: the hosts are those of that Ray cluster; remove --cluster", WRONG_USE)
@@ -52,15 +46,13 @@ def doctor(
     if recipe is None and (given := [name for name, value in of_recipe.items() if value]):
         fail(f"{given[0]} works only with --recipe: add it", WRONG_USE)
     try:
-        inventory, wanted, paths = load(cluster) if cluster is not None else None, None, None
-        if recipe is not None:
-            made, folder = of_data(changes, data)
-            wanted = load_recipe(recipe, made)
-            hosts = inventory or this_machine(wanted.stack)
-            if ray is None:
-                paths = places(wanted, hosts, new_run(), locals_of(hosts)[0], model, folder, out)
+        made, folder = of_data(changes, data)
+        wanted = load(recipe, made) if recipe is not None else None
         with waiting("examining"):
-            report = examine_nodes(ray, wanted, model, folder, out) if ray else examine(inventory, wanted, paths)
+            if ray and wanted is not None:
+                report = examine_nodes(ray, wanted, model, folder, out)
+            else:
+                report = examine_hosts(cluster, wanted, model, folder, out)
     except LaunchError as error:
         fail(str(error), WRONG_USE)
     if as_json:
@@ -68,6 +60,22 @@ def doctor(
     else:
         show(report, Console())
     raise typer.Exit(report.exit_code)
+
+
+def examine_hosts(
+    cluster: str | None, recipe: "Recipe | None", model: str | None, data: str | None, out: str | None
+) -> "Report":
+    """Return the findings on all hosts of an inventory, or on this machine."""
+    from launch.cluster.inventory import load, this_machine
+    from launch.doctor.hosts import examine
+    from launch.plan.job import places
+    from launch.plan.make import locals_of, new_run
+
+    inventory = load(cluster) if cluster is not None else None
+    if recipe is None:
+        return examine(inventory)
+    hosts = inventory or this_machine(recipe.stack)
+    return examine(inventory, recipe, places(recipe, hosts, new_run(), locals_of(hosts)[0], model, data, out))
 
 
 def examine_nodes(address: str, recipe: "Recipe", model: str | None, data: str | None, out: str | None) -> "Report":

@@ -4,8 +4,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -23,17 +22,16 @@ DataOption = Annotated[
     str | None,
     typer.Option(help="Folder of the data sets on the hosts, or the files: TRAIN or TRAIN,VALIDATION."),
 ]
+ModelOption = Annotated[
+    str | None, typer.Option(help="Folder of the model on the hosts, or a hub id.  [default: the recipe's]")
+]
+ClusterOption = Annotated[
+    str | None, typer.Option(help="An inventory's name, or the path of a .yaml file.  [default: this machine]")
+]
 DATA_FILES = (".parquet", ".json", ".jsonl")  # what verl reads
+ClusterFile = Literal["slurm", "kuberay", "docker-compose"]
 recipe_app = typer.Typer(no_args_is_help=True, help="List the recipes in configs/recipe, or show one.")
 recipe_app.command("list")(list_recipes)
-
-
-class ClusterFile(str, Enum):
-    """Files for a cluster's own tools that `run.sh recipe show --as` writes."""
-
-    slurm = "slurm"
-    kuberay = "kuberay"
-    docker_compose = "docker-compose"
 
 
 def of_data(changes: Sequence[str] | None, data: str | None) -> tuple[list[str], str | None]:
@@ -67,7 +65,7 @@ def _is_folder(data: str) -> bool:
 @recipe_app.command("show")
 def show_recipe(
     name: RecipeName,
-    model: Annotated[str | None, typer.Option(help="Folder of the model.  [default: the recipe's hub id]")] = None,
+    model: ModelOption = None,
     data: DataOption = None,
     out: Annotated[str | None, typer.Option(help="Output folder.  [default: runs/<name>]")] = None,
     changes: Changes = None,
@@ -87,7 +85,7 @@ def show_recipe(
     try:
         recipe = load(name, made)
         if as_file is not None:
-            typer.echo(cluster_file(as_file, recipe, model, folder, out))
+            typer.echo(cluster_file(as_file, as_json, recipe, model, folder, out))
             return
     except LaunchError as error:
         fail(str(error), WRONG_USE)
@@ -95,14 +93,19 @@ def show_recipe(
     typer.echo(json.dumps(command.described(recipe, paths), indent=1) if as_json else command.shown(recipe, paths))
 
 
-def cluster_file(form: ClusterFile, recipe: "Recipe", model: str | None, data: str | None, out: str | None) -> str:
-    """Return the text of a file that starts a recipe."""
+def cluster_file(
+    form: ClusterFile, as_json: bool, recipe: "Recipe", model: str | None, data: str | None, out: str | None
+) -> str:
+    """Return the text of a file that starts a recipe; tools that read YAML read JSON, too."""
     import yaml
 
     from launch.cluster_files import compose, kuberay, slurm
 
-    if form is ClusterFile.slurm:
+    if form == "slurm":
+        if as_json:
+            fail("--json with --as slurm: a script for sbatch is no JSON; remove one of them", WRONG_USE)
         return slurm.script(recipe, model, data, out)
-    made = kuberay.ray_job(recipe, model, data, out) if form is ClusterFile.kuberay else compose.compose(recipe, model)
-    plain = json.loads(json.dumps(made))  # without aliases, of what stands there twice
-    return yaml.safe_dump(plain, sort_keys=False, width=10_000).rstrip()
+    made = kuberay.ray_job(recipe, model, data, out) if form == "kuberay" else compose.compose(recipe, model)
+    as_text = json.dumps(made, indent=1)
+    # without aliases for parts that occur twice
+    return as_text if as_json else yaml.safe_dump(json.loads(as_text), sort_keys=False, width=10_000).rstrip()

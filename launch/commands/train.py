@@ -1,27 +1,23 @@
-"""The commands `run.sh train` and `stop`, and `python -m launch node`.
+"""The commands `run.sh train`, `stop` and `demo`, and `python -m launch node`.
 
-`train` trains a recipe on a cluster or on this machine, or shows what it would do (--dry-run). `node` is one host's
-part of a run; `train` starts it and sends its plan as a line of JSON on stdin.
+`train` trains a recipe on a cluster or on this machine, or shows what it would do (--dry-run). `demo` trains a small
+model on this CPU. `node` is one host's part of a run; `train` starts it and sends its plan as a line of JSON on stdin.
 """
 
 import json
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ascend_quant.terminal.exits import WRONG_USE, fail
-from launch.commands.recipe import Changes, DataOption, RecipeName, of_data
+from ascend_quant.terminal.exits import DONE, NOT_FORMED, WRONG_USE, fail
+from launch.commands.recipe import Changes, ClusterOption, DataOption, ModelOption, RecipeName, of_data
 
 if TYPE_CHECKING:
     from launch.cluster.inventory import Inventory
-    from launch.plan import Plan
-    from launch.ray_jobs.cluster import Cluster as RayCluster
-    from launch.ray_jobs.plan import RayPlan
+    from launch.plan import Job
     from launch.recipes import Paths, Recipe
-
-NOT_FORMED = 3  # a host has a problem, or does not answer
 
 
 def train(
@@ -30,9 +26,7 @@ def train(
         list[str] | None,
         typer.Argument(metavar="-- OVERRIDES", help="Overrides of Hydra: settings of verl, choices as scheme=bf16."),
     ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="An inventory's name, or the path of a .yaml file.  [default: this machine]")
-    ] = None,
+    cluster: ClusterOption = None,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -41,9 +35,7 @@ def train(
         ),
     ] = None,
     changes: Changes = None,
-    model: Annotated[
-        str | None, typer.Option(help="Folder of the model on the hosts, or a hub id.  [default: the recipe's]")
-    ] = None,
+    model: ModelOption = None,
     data: DataOption = None,
     out: Annotated[
         str | None,
@@ -69,6 +61,8 @@ def train(
     from launch import LaunchError
     from launch.cluster.inventory import load, this_machine
     from launch.cluster.run import run
+    from launch.cluster.transport import ask
+    from launch.plan.dry_run import ask_all, described
     from launch.plan.job import places
     from launch.plan.make import locals_of, make, new_run
     from launch.ray_jobs.plan import places as places_on_nodes
@@ -83,53 +77,64 @@ def train(
         fail(f"--ray with {other}: the hosts are those of that Ray cluster; remove {other}", WRONG_USE)
     try:
         made, folder = of_data([*(changes or []), *(overrides or [])], data)
-        chosen = load_recipe(recipe, made)
+        chosen, number = load_recipe(recipe, made), new_run()
         if ray is not None:
-            shown = ("json" if as_json else "text") if dry_run else None
-            paths = places_on_nodes(chosen, model, folder, out)
-            raise typer.Exit(train_on(ray, chosen, paths, restart, shown))
+            code = train_on(ray, chosen, places_on_nodes(chosen, model, folder, out), number, restart, dry_run, as_json)
+            raise typer.Exit(code)
         inventory = load(cluster) if cluster is not None else this_machine(chosen.stack)
-        local, number = locals_of(inventory), new_run()
+        local = locals_of(inventory)
         here = own_number(inventory, local, chosen.nodes) if on_this_node else None
         if on_this_node and chosen.nodes > 1 and out is None:
             raise LaunchError("--on-this-node: all hosts must write to the same folder: set it with --out")
         paths = places(chosen, inventory, number, local[0], model, folder, out)
         plan = make(chosen, inventory, paths, number, local, shell=os.environ, restarts=restart)
-        code = show(plan, as_json) if dry_run else run(plan, restart, here)
+        if dry_run:
+            code = show(chosen, plan.job, as_json, lambda: described(plan, ask_all(plan, ask)))
+        else:
+            code = run(plan, restart, here)
     except LaunchError as error:
         fail(str(error), WRONG_USE)
     raise typer.Exit(code)
 
 
-def train_on(address: str, recipe: "Recipe", paths: "Paths", restarts: int, shown: str | None) -> int:
-    """Train on an existing Ray cluster, or with `shown` ("text", "json") print the plan; return the exit code."""
-    from launch.plan.make import new_run
+def train_on(
+    address: str, recipe: "Recipe", paths: "Paths", number: str, restarts: int, dry_run: bool, as_json: bool
+) -> int:
+    """Train on an existing Ray cluster, or show the plan; return the exit code."""
     from launch.ray_jobs.cluster import connect
+    from launch.ray_jobs.nodes import described
     from launch.ray_jobs.plan import make
     from launch.ray_jobs.run import run
 
-    plan = make(recipe, paths, new_run(), shell=os.environ, restarts=restarts)
+    plan = make(recipe, paths, number, shell=os.environ, restarts=restarts)
     cluster = connect(address)
-    return show_on(plan, cluster, shown) if shown else run(plan, cluster, restarts)
+    if dry_run:
+        return show(recipe, plan.job, as_json, lambda: described(plan, cluster))
+    return run(plan, cluster, restarts)
 
 
-def show_on(plan: "RayPlan", cluster: "RayCluster", how: str) -> int:
-    """Print the plan for a Ray cluster and the problems of its nodes; return the exit code, as `show` does."""
+def show(recipe: "Recipe", job: "Job", as_json: bool, describe: Callable[[], dict[str, Any]]) -> int:
+    """Print what a run would do; return 3 if a host has a problem or does not answer, else 0.
+
+    Args:
+        describe: function that asks the hosts and returns the description.
+
+    Raises:
+        LaunchError: verl would refuse the job's settings; one line for each.
+    """
     from ascend_quant.terminal.progress import waiting
     from launch import LaunchError
+    from launch.plan.dry_run import in_the_way, text
     from launch.plan.validate import problems_of
-    from launch.ray_jobs.nodes import examine, lines_of
-    from launch.ray_jobs.plan import described, text
 
-    with waiting("asking verl, then the nodes"):
-        refused, unchecked = problems_of(plan.recipe.stack, plan.job.entrypoint)
+    with waiting("asking verl, then the hosts"):
+        refused, unchecked = problems_of(recipe.stack, job.entrypoint)
         if refused:
             raise LaunchError("\n".join(refused))
-        problems, found = lines_of(examine(cluster, plan, f"{plan.run}-nodes"))
-    tree = described(plan, f"Ray {cluster.version} at {cluster.address}")
-    tree |= {"notes": [*plan.notes, *filter(None, [unchecked]), *found], "problems": problems}
-    typer.echo(json.dumps(tree, indent=1) if how == "json" else "\n".join(text(tree)))
-    return NOT_FORMED if problems else 0
+        tree = describe()
+    tree["notes"] += [unchecked] if unchecked else []
+    typer.echo(json.dumps(tree, indent=1) if as_json else text(tree))
+    return NOT_FORMED if in_the_way(tree) else DONE
 
 
 def own_number(inventory: "Inventory", local: Sequence[bool], nodes: int) -> int:
@@ -156,29 +161,6 @@ def own_number(inventory: "Inventory", local: Sequence[bool], nodes: int) -> int
             f"--on-this-node: the recipe uses the first {nodes} of {hosts}; this machine is not one of them"
         )
     return mine[0]
-
-
-def show(plan: "Plan", as_json: bool) -> int:
-    """Print the plan with the answers of its hosts; return 3 if a host has a problem or does not answer, else 0.
-
-    Raises:
-        LaunchError: verl would refuse the job's settings; one line for each.
-    """
-    from ascend_quant.terminal.progress import waiting
-    from launch import LaunchError
-    from launch.cluster.transport import ask
-    from launch.plan.dry_run import ask_all, described, text
-    from launch.plan.validate import problems_of
-
-    with waiting("asking verl, then the hosts"):
-        found, unchecked = problems_of(plan.inventory.stack, plan.job.entrypoint)
-        if found:
-            raise LaunchError("\n".join(found))
-        if unchecked:
-            plan.notes.append(unchecked)
-        tree = described(plan, ask_all(plan, ask))
-    typer.echo(json.dumps(tree, indent=1) if as_json else text(tree))
-    return NOT_FORMED if any(host["silent"] or host["problems"] for host in tree["hosts"]) else 0
 
 
 def stop(

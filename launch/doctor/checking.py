@@ -1,32 +1,56 @@
-"""Checks, their findings, and the report.
+"""Findings of checks, and the report.
 
-A check is a small function from facts to findings; a finding has a level, a description and a fix. docs/doctor.md has a
-row for each check.
+A check is a function that yields problems, each with its fix; nothing if all is well, or if it does not apply.
+docs/doctor.md has a row for each check.
 """
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any, Literal
 
 from rich.console import Console
 from rich.text import Text
 
 LONGEST = 300  # characters of an exception's message
-STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
-Level = Literal["ok", "warning", "error"]
+STYLES = {"warning": "yellow", "error": "bold red"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check of one thing."""
+    """The result of one check: a problem, or `ok` if it found none."""
 
-    level: Level
+    level: Literal["ok", "warning", "error"]
     check: str  # name of the check, as in docs/doctor.md
     what: str  # description, with the value
     fix: str = ""  # what to do; empty if all is well
+
+
+Checks = Mapping[str, Callable[..., Iterable[Finding]]]
+
+
+def error(what: str, fix: str) -> Finding:
+    """Return a problem that would make a run fail."""
+    return Finding("error", "", what, fix)
+
+
+def warning(what: str, fix: str) -> Finding:
+    """Return a problem with which a run starts, but may be slow or fail later."""
+    return Finding("warning", "", what, fix)
+
+
+def findings_of(checks: Checks, *given: Any) -> list[Finding]:
+    """Return what each check finds in what is given; a check that fails is a problem, too."""
+    found: list[Finding] = []
+    for name, check in checks.items():
+        try:
+            problems = list(check(*given))
+        except Exception as failure:
+            what = f"the check itself failed: {type(failure).__name__}: {' '.join(str(failure).split())[:LONGEST]}"
+            problems = [error(what, "is /proc mounted? If it is, report this as a bug, with the output of --json")]
+        found += [replace(one, check=name) for one in problems] or [Finding("ok", name, "no problem found")]
+    return found
 
 
 @dataclass(frozen=True)
@@ -39,7 +63,7 @@ class HostReport:
 
     host: str
     findings: list[Finding]
-    traits: dict[str, str] = field(default_factory=dict)
+    traits: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True)
@@ -47,7 +71,7 @@ class Report:
     """The findings of all hosts, and those of comparing them."""
 
     hosts: list[HostReport]
-    together: list[Finding] = field(default_factory=list)
+    together: list[Finding] = field(default_factory=list[Finding])
 
     @property
     def findings(self) -> list[Finding]:
@@ -73,46 +97,18 @@ class Report:
         return json.dumps(asdict(self) | {"exit_code": self.exit_code}, indent=1)
 
 
-ok, warning, error = (partial(Finding, level, "") for level in STYLES)  # the check adds its name to its findings
-
-
-@dataclass(frozen=True)
-class Check:
-    """A function that yields findings, or nothing if it does not apply.
-
-    Checks of a host take its Facts; those that compare hosts take (reports of hosts, reasons of hosts without
-    one).
-    """
-
-    name: str
-    find: Callable[..., Iterator[Finding]]
-
-    def __call__(self, *given: Any) -> list[Finding]:
-        """Return the check's findings; a failure of the check, or of gathering its facts, is also a finding."""
-        findings = []
-        try:
-            for found in self.find(*given):
-                findings.append(replace(found, check=self.name))
-        except Exception as failure:
-            what = f"the check itself failed: {type(failure).__name__}: {' '.join(str(failure).split())[:LONGEST]}"
-            fix = "is /proc mounted? If it is, report this as a bug, with the output of --json"
-            findings.append(Finding("error", self.name, what, fix))
-        return findings
-
-
-def check(name: str) -> Callable[[Callable[..., Iterator[Finding]]], Check]:
-    """Register a function as a check."""
-    return lambda find: Check(name, find)
-
-
 def show(report: Report, console: Console) -> None:
-    """Print each finding once, with its hosts and fix, then a summary line."""
+    """Print each host's versions, each problem once, with its hosts and fix, and a summary line."""
+    for host in report.hosts:
+        traits = ", ".join(f"{name} {value}" for name, value in host.traits.items())
+        console.print(f"{host.host}: {traits}", soft_wrap=True, markup=False, highlight=False)
     for finding, hosts in report.where.items():
+        if finding.level == "ok":
+            continue
         on = f" on {', '.join(hosts)}" if hosts and len(report.hosts) > 1 else ""
         said = Text.assemble((finding.level, STYLES[finding.level]), f" {finding.check}{on}: {finding.what}")
         console.print(said, soft_wrap=True)
-        if finding.fix:
-            console.print(f"  fix: {finding.fix}", soft_wrap=True, markup=False, highlight=False)
+        console.print(f"  fix: {finding.fix}", soft_wrap=True, markup=False, highlight=False)
     count = Counter(finding.level for finding in report.findings)
     end = "a run would fail" if count["error"] else "a run can start"
     text = f"\nerrors: {count['error']}, warnings: {count['warning']}, ok: {count['ok']}; {end}"

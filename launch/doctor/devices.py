@@ -1,11 +1,12 @@
-"""Checks of devices and drivers: devices are present and healthy, and their memory is free."""
+"""Checks of devices: they are present and healthy, and their memory is free."""
 
 import os
+import re
 from collections.abc import Iterator
 
 from ascend_quant.recipes.keys import RANKS
-from launch.doctor.checking import Finding, check, error, ok, warning
-from launch.doctor.drivers import NOT_ON_PATH, Devices
+from launch.doctor.checking import Finding, error, warning
+from launch.doctor.drivers import NOT_ON_PATH
 from launch.doctor.facts import Facts
 from launch.plan.start import ASCEND_DRIVER, NPU_SMI
 
@@ -16,27 +17,29 @@ BUSY_MIB = 4096  # an idle A3 die shows 3.4 GiB in use, an idle A2 die 3.3
 VISIBLE = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "gpu": "CUDA_VISIBLE_DEVICES"}
 
 
-@check("devices.present")
 def present(facts: Facts) -> Iterator[Finding]:
+    """Check that the driver and enough devices are here (vllm-ascend issue 2698, aibrix issue 927)."""
     kind, there = facts.kind, facts.devices
     if kind == "none":
         return
-    missing = [f"/dev/{name}" for name in NPU_FILES if name not in there.files] if kind == "npu" else []
-    if kind == "npu" and not any(name.removeprefix("davinci").isdecimal() for name in there.files):
-        missing = ["/dev/davinci0", *missing]
-    if missing:
+    if kind == "npu" and (missing := _missing(facts.device_files)):
         mapped = " ".join(f"--device {file}" for file in missing)
         fix = f"on a host install driver and firmware; in a container: docker run {mapped}"
         yield error(f"{', '.join(missing)} missing", fix)
     if not there.found:
         yield error(f"no devices: {there.problem}", _without_devices(kind, there.problem or ""))
-        return
-    if there.problem:
-        yield warning(there.problem, f"run {there.tool} by hand")
-    yield _counted(facts, VISIBLE[kind])
+    else:
+        yield from _too_few(facts, VISIBLE[kind])
+
+
+def _missing(files: list[str]) -> list[str]:
+    """Return the device files of NPUs that a container must have, and has not."""
+    first = [] if any(re.match("davinci[0-9]", name) for name in files) else ["davinci0"]
+    return [f"/dev/{name}" for name in (*first, *NPU_FILES) if name not in files]
 
 
 def _without_devices(kind: str, problem: str) -> str:
+    """Return what to do if the driver lists no device."""
     if kind == "gpu":
         return "install the NVIDIA driver; in a container: docker run --gpus all, with the NVIDIA Container Toolkit"
     if any(code in problem for code in IN_USE):
@@ -53,63 +56,43 @@ def _without_devices(kind: str, problem: str) -> str:
     )
 
 
-def _counted(facts: Facts, variable: str) -> Finding:
+def _too_few(facts: Facts, variable: str) -> Iterator[Finding]:
+    """Yield an error if the run's devices are not here, or if the variable hides some of them."""
     there, wanted = facts.devices.numbers, facts.wanted.devices
-    text = f"{len(there)} x {facts.devices.found[0].name}, driver {facts.devices.driver or 'unknown'}"
-    if isinstance(wanted, list) and (absent := sorted(set(wanted) - set(there))):
-        return error(f"{text}: there is no device {absent}, only {there}", "correct devices in the inventory")
+    if isinstance(wanted, list):
+        if absent := sorted(set(wanted) - set(there)):
+            yield error(f"there is no device {absent}, only {there}", "correct devices in the inventory")
+            return
+        wanted = len(wanted)
     # on a host of an inventory the launcher sets the variable, unless the user does
     visible = (facts.variables if facts.wanted.address is None else facts.wanted.environment).get(variable)
     usable = len(there) if visible is None else len([one for one in visible.split(",") if one.strip()])
-    needed = len(wanted) if isinstance(wanted, list) else wanted
-    if needed != "auto" and usable < needed:
-        limit = f", and {variable}={visible} leaves {usable}" if visible is not None and usable < len(there) else ""
-        fix = f"-- trainer.n_gpus_per_node={usable}, or unset {variable}"
-        return error(f"{text}{limit}; {needed} needed", fix)
-    return ok(text)
+    if wanted != "auto" and usable < wanted:
+        limit = "" if visible is None else f" with {variable}={visible}"
+        what = f"{usable} of {len(there)} x {facts.devices.chip} can be used{limit}; {wanted} needed"
+        yield error(what, f"-- trainer.n_gpus_per_node={usable}, or unset {variable}")
 
 
-@check("devices.free")
 def free(facts: Facts) -> Iterator[Finding]:
-    found, chosen = facts.devices.found, facts.wanted.devices
+    """Check that devices are healthy, not in use, and large enough (vllm issue 20305)."""
+    found, chosen, tool = facts.devices.found, facts.wanted.devices, facts.devices.tool
     if isinstance(chosen, list):  # the others were excluded deliberately
-        found = tuple(device for device in found if device.number in chosen)
-    ask = "npu-smi info -t health" if facts.devices.tool == "npu-smi" else "nvidia-smi -q"
-    problems = []
+        found = [device for device in found if device.number in chosen]
     for device in found:
+        name = f"device {device.number}"
         if device.health != "OK":
             level = warning if device.health == "Warning" else error
+            ask = "npu-smi info -t health" if facts.kind == "npu" else "nvidia-smi -q"
             fix = f"{ask} -i {device.number}; leave it out with `devices` in the inventory"
-            problems.append(level(f"device {device.number}: {device.health}", fix))
-    problems += [*_held(facts.devices), *_too_small(facts.devices, facts.wanted.device_gib)]
-    yield from problems
-    if found and not problems:
-        yield ok(f"{len(found)} healthy, {_gib(found[0].total_mib)} GiB each, not in use")
-
-
-def _held(devices: Devices) -> Iterator[Finding]:
-    """Yield memory that other processes hold, or whose holder is unknown."""
-    for holder in devices.holders:
-        yield warning(
-            f"device {holder.device}: {holder.mib} MiB held by {holder.name or 'a process'} ({holder.pid})",
-            f"if it is yours: kill {holder.pid}; in a container that is its number on the host",
-        )
-    held = {holder.device for holder in devices.holders}
-    for device in devices.found:
+            yield level(f"{name}: {device.health}", fix)
         if device.total_mib is None:
-            what = f"{devices.tool} does not show how much memory device {device.number} has"
-            yield warning(what, f"run {devices.tool} by hand; an unhealthy device does not show it")
-        elif (device.used_mib or 0) > BUSY_MIB and device.number not in held:
-            what = f"device {device.number}: {device.used_mib} MiB in use by a process that is not visible from here"
-            yield warning(what, f"look on the host, not in a container: {devices.tool}")
-
-
-def _too_small(devices: Devices, needed: int | None) -> Iterator[Finding]:
-    least = min((_gib(device.total_mib) for device in devices.found if device.total_mib is not None), default=None)
+            fix = f"run {tool} by hand; an unhealthy device does not show it"
+            yield warning(f"{tool} does not show how much memory {name} has", fix)
+        elif (device.used_mib or 0) > BUSY_MIB:
+            fix = f"{tool} lists the processes that hold it, on the host rather than in a container: end your own"
+            yield warning(f"{name}: {device.used_mib} MiB in use", fix)
+    least = min((round(device.total_mib / 1024) for device in found if device.total_mib is not None), default=None)
+    needed = facts.wanted.device_gib
     if least is not None and needed is not None and least < needed:
         what = f"a device has {least} GiB; the recipe needs {needed}"
         yield error(what, f"take a recipe for smaller devices, or more of them (-- {RANKS}=..)")
-
-
-def _gib(mib: int | None) -> int:
-    return round((mib or 0) / 1024)

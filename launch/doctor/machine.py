@@ -5,48 +5,44 @@ import shutil
 from collections.abc import Iterator
 
 from ascend_quant.processes.memory import memory_here
-from launch.doctor.checking import Finding, check, error, ok, warning
-from launch.doctor.facts import GIB, MIB, Facts
+from launch.doctor.checking import Finding, error, warning
+from launch.doctor.facts import GIB, Facts
 
 TEMPORARY, SHARED = "/tmp", "/dev/shm"
-LEAST_SHARED_GIB = 1
 SHARED_GIB = {"none": 1, "gpu": 16, "npu": 16}
-LEAST_TEMPORARY_GIB, TEMPORARY_GIB = 1, 5
+LEAST_GIB, TEMPORARY_GIB = 1, 5
 FULLEST, MOST_USED = "RAY_local_fs_capacity_threshold", 0.95  # Ray's variable, and its default
-ALLOCATORS = {"npu": ("PYTORCH_NPU_ALLOC_CONF",), "gpu": ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")}
+ALLOCATORS = {"npu": "PYTORCH_NPU_ALLOC_CONF", "gpu": "PYTORCH_ALLOC_CONF"}
 BLOCKING = ("ASCEND_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING")
 
 
-@check("machine.shm")
 def shm(facts: Facts) -> Iterator[Finding]:
-    disk, need = shutil.disk_usage(SHARED), SHARED_GIB[facts.kind]
-    unit, name = (GIB, "GiB") if disk.total >= GIB else (MIB, "MiB")
-    text = f"{disk.free / unit:.1f} of {disk.total / unit:.1f} {name} free in {SHARED}"
-    if disk.free >= need * GIB:
-        yield ok(text)
-        return
+    """Check that shared memory is large enough; Docker gives 64 MB (vllm issue 1710, LlamaFactory issue 7315)."""
+    need = SHARED_GIB[facts.kind]
     fix = f"docker run --shm-size={4 * need}g, or mount -o remount,size={4 * need}g {SHARED}"
-    if disk.total >= need * GIB:
+    if shutil.disk_usage(SHARED).total >= need * GIB:
         fix = f"ls -lS {SHARED} shows what fills it: remove your own files that are not in use"
-    level = error if disk.free < LEAST_SHARED_GIB * GIB else warning
-    yield level(f"{text}; {need} GiB needed", fix)
+    yield from lacking_room(SHARED, need, fix)
 
 
-@check("machine.tmp")
+def lacking_room(folder: str, need: int, fix: str) -> Iterator[Finding]:
+    """Yield a problem if less than `need` GiB are free: an error if next to nothing is."""
+    free = shutil.disk_usage(folder).free
+    if free < need * GIB:
+        level = error if free < LEAST_GIB * GIB else warning
+        yield level(f"{free / GIB:.1f} GiB free in {folder}; {need} needed", fix)
+
+
 def tmp(facts: Facts) -> Iterator[Finding]:
-    disk = shutil.disk_usage(TEMPORARY)
-    used, text = 1 - disk.free / disk.total, f"{disk.free / GIB:.0f} GiB free in {TEMPORARY}"
-    most = float(facts.variables.get(FULLEST, MOST_USED))
+    """Check that /tmp can be used, and that Ray will spill objects there (ray issues 36959 and 15595)."""
+    disk, most = shutil.disk_usage(TEMPORARY), float(facts.variables.get(FULLEST, MOST_USED))
     if why := unusable(TEMPORARY):
         yield error(f"{TEMPORARY} {why}", "docker run --tmpfs /tmp:exec, or have the host's /tmp fixed")
     elif disk.free < TEMPORARY_GIB * GIB:
-        level = error if disk.free < LEAST_TEMPORARY_GIB * GIB else warning
-        yield level(f"{text}; {TEMPORARY_GIB} needed", "remove old sessions of Ray in /tmp/ray and /tmp/aq-*")
-    elif used > most:
-        what = f"{text}, on a disk that is {used:.1%} full: above {most:.0%} Ray fails instead of spilling objects"
-        yield warning(what, f"free some of it, or export {FULLEST}=0.99")
-    else:
-        yield ok(text)
+        yield from lacking_room(TEMPORARY, TEMPORARY_GIB, "remove old sessions of Ray in /tmp/ray and /tmp/aq-*")
+    elif disk.free / disk.total < 1 - most:
+        what = f"{TEMPORARY} is on a disk that is {1 - disk.free / disk.total:.1%} full: above {most:.0%} Ray fails "
+        yield warning(f"{what}instead of spilling objects", f"free some of it, or export {FULLEST}=0.99")
 
 
 def unusable(folder: str) -> str | None:
@@ -57,26 +53,29 @@ def unusable(folder: str) -> str | None:
     return "is mounted noexec, so what is compiled there cannot be loaded" if noexec else None
 
 
-@check("machine.memory")
 def memory(facts: Facts) -> Iterator[Finding]:
+    """Check that the host has the memory that the recipe needs (verl issues 429 and 2950)."""
     (total, available), need = memory_here(), facts.wanted.host_gib
-    text = f"{available / GIB:.0f} of {total / GIB:.0f} GiB available"
     if need is None or available >= need * GIB:
-        yield ok(text)
-    elif total >= need * GIB:
-        yield warning(f"{text}; the recipe needs {need}", "end what uses it: ps aux --sort=-rss | head")
+        return
+    what = f"{available / GIB:.0f} of {total / GIB:.0f} GiB available; the recipe needs {need}"
+    if total >= need * GIB:
+        yield warning(what, "end what uses it: ps aux --sort=-rss | head")
     else:
-        yield error(f"{text}; the recipe needs {need}", "take a host with more memory, or raise the container's limit")
+        yield error(what, "take a host with more memory, or raise the container's limit")
 
 
-@check("machine.variables")
 def variables(facts: Facts) -> Iterator[Finding]:
+    """Check for variables that slow a run down or stop it.
+
+    A sleep mode's allocator cannot have expandable segments (pytorch issue 147851). vLLM 0.23 switches them off by
+    itself, but only if PYTORCH_CUDA_ALLOC_CONF switches them on.
+    """
     for name in BLOCKING:
         if (value := facts.variables.get(name, "0")) not in ("", "0"):
             yield warning(f"{name}={value}: every operator waits for the previous one", f"unset {name}")
-    for name in ALLOCATORS.get(facts.kind, ()):
-        value = facts.variables.get(name, "")
-        if "expandable_segments:true" in value.lower().replace(" ", "") and facts.wanted.sleeps:
-            rest = ",".join(one for one in value.split(",") if "expandable_segments" not in one)
-            fix = f"export {name}={rest}" if rest else f"unset {name}"
-            yield error(f"{name}={value}: vLLM's sleep mode has its own allocator and rejects this setting", fix)
+    name = ALLOCATORS.get(facts.kind, "")
+    value = facts.variables.get(name, "")
+    if facts.wanted.sleeps and "expandable_segments:true" in value.lower().replace(" ", ""):
+        what = f"{name}={value}: vLLM's sleep mode has its own allocator, which this setting does not suit"
+        yield error(what, f"remove expandable_segments from {name}")

@@ -9,33 +9,30 @@ import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 from launch import LaunchError
-from launch.doctor.checking import Finding, check, error, ok, warning
+from launch.doctor.checking import Finding, error, warning
 from launch.doctor.facts import Facts
 from launch.environment.network import choose, needed_ports, taken_ports
 from launch.system.processes import ask
-from launch.system.software import product
 
 ADDRESSES = ("HCCL_IF_IP", "VLLM_HOST_IP")
 NAMES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")  # comma-separated names of NICs
 PATTERNS = ("HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # prefixes of names; =NAME is exact, ^NAME excludes
-TOOL = Path("/usr/local/Ascend/driver/tools/hccn_tool")
+TOOL = "/usr/local/Ascend/driver/tools/hccn_tool"
 HCCN_CONFIG = Path("/etc/hccn.conf")
 SECONDS, CONNECT_SECONDS = 10, 3
 AT_ONCE = 32
 
 
-@check("network.address")
 def address(facts: Facts) -> Iterator[Finding]:
+    """Check that a NIC has the inventory's address, and that variables name NICs of this host (vllm issue 5094)."""
     wanted, nics = facts.wanted, facts.nics
-    if wanted.address is None:
-        yield ok("; ".join(f"{name}: {', '.join(addresses)}" for name, addresses in nics.items()) or "no NIC")
-    else:
+    if wanted.address is not None:
         try:
-            wire = choose(wanted.address, wanted.nic, nics)
-            yield ok(f"{wire.nic} has address {wire.address}")
+            choose(wanted.address, wanted.nic, nics)
         except LaunchError as reason:
             yield error(str(reason), "correct `address` or `nic` of this host in the inventory")
     for name in (*ADDRESSES, *NAMES, *PATTERNS):
@@ -61,22 +58,21 @@ def leads_somewhere(name: str, value: str, nics: Mapping[str, list[str]]) -> boo
     return any((nic in words if exact else nic.startswith(words)) != excludes for nic in nics)
 
 
-@check("network.ports")
 def ports(facts: Facts) -> Iterator[Finding]:
+    """Check that Ray's ports are free (ray issue 14098)."""
     wanted = facts.wanted
     if not wanted.ports:
         return
-    taken = taken_ports(needed_ports("head" if wanted.head else "worker", dict(wanted.ports)))
-    for line in taken:
+    for line in taken_ports(needed_ports(wanted.role, wanted.ports)):
         yield error(line, "end it if it is yours (./run.sh stop), or choose other `ports` in the inventory")
-    if not taken:
-        yield ok("the ports of Ray are free")
 
 
-@check("network.links")
-def between(facts: Facts) -> Iterator[Finding]:
-    """Check the links of NPUs between hosts; an A3's may be DOWN and without an address, since its dies use HCCS."""
-    numbers, a3 = facts.devices.numbers, product(facts.devices.chip or "") == "A3"
+def links(facts: Facts) -> Iterator[Finding]:
+    """Check the links of NPUs between hosts (vllm-ascend issue 5461).
+
+    An A3's may be DOWN and without an address, since its dies use HCCS.
+    """
+    numbers, a3 = facts.devices.numbers, facts.devices.product == "A3"
     if facts.wanted.hosts == 1 or facts.kind != "npu" or not numbers:
         return
     tool = shutil.which("hccn_tool") or shutil.which(TOOL)
@@ -85,20 +81,16 @@ def between(facts: Facts) -> Iterator[Finding]:
         yield warning(what, "mount the driver's tools into the container")
         return
     with ThreadPoolExecutor(max_workers=8) as pool:
-        links = dict(zip(numbers, pool.map(lambda number: link(tool, number), numbers), strict=True))
-    down = {number: state for number, (state, _) in links.items() if state != "UP"}
-    without = [str(number) for number, (_, ip) in links.items() if ip is None and not a3]
-    if down:
-        what = ", ".join(f"device {number}: {state}" for number, state in down.items())
-        level = warning if a3 else error
-        yield level(what, f"hccn_tool -i {next(iter(down))} -optical -g, and look at the cable and the switch's port")
-    if without:
-        what = f"no address: device {', '.join(without)}"
-        yield error(what, f"hccn_tool -i {without[0]} -ip -s address .. netmask ..")
+        answers = list(pool.map(link, repeat(tool), numbers))
+    for number, (state, ip) in zip(numbers, answers, strict=True):
+        if state != "UP":
+            level = warning if a3 else error
+            fix = f"hccn_tool -i {number} -optical -g, and look at the cable and the switch's port"
+            yield level(f"device {number}: {state}", fix)
+        if ip is None and not a3:
+            yield error(f"device {number} has no address", f"hccn_tool -i {number} -ip -s address .. netmask ..")
     if not HCCN_CONFIG.is_file() and not a3:
         yield error(f"there is no {HCCN_CONFIG}", "mount it from the host into the container")
-    if not down and not without:
-        yield ok(f"all {len(links)} UP")
 
 
 def link(tool: str, device: int) -> tuple[str, str | None]:
@@ -110,24 +102,22 @@ def link(tool: str, device: int) -> tuple[str, str | None]:
     return up[1] if up else why, ip[1] if ip else None
 
 
-@check("hosts.reach")
-def reached(facts: Facts) -> Iterator[Finding]:
+def reach(facts: Facts) -> Iterator[Finding]:
+    """Check that this host can connect to the others (ray issue 7632)."""
     targets = facts.wanted.targets
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        reasons = list(pool.map(lambda target: why_unreached(*target), targets))
+        reasons = list(pool.map(why_unreached, targets))
     for (end, port), why in zip(targets, reasons, strict=True):
         if why:
             look = f"on {end}: firewall-cmd --list-all, iptables -L"
             fix = f"open all ports between the hosts ({look}), and check the route"
             yield error(f"{end} is not reached on port {port}: {why}", fix)
-    if targets and not any(reasons):
-        yield ok("all other hosts are reached")
 
 
-def why_unreached(address: str, port: int) -> str | None:
+def why_unreached(target: tuple[str, int]) -> str | None:
     """Return None if a host answers on a port, even by refusing; otherwise why not: a firewall, or no route."""
     try:
-        with socket.create_connection((address, port), timeout=CONNECT_SECONDS):
+        with socket.create_connection(target, timeout=CONNECT_SECONDS):
             return None
     except ConnectionRefusedError:
         return None

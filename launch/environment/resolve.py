@@ -3,10 +3,10 @@
     table < recipe < inventory < host (of the inventory) < shell
 
 docs/environment.md gives the reason for each variable. Values in braces are filled in on each host, once its NIC and
-devices are known, or with placeholders for `--dry-run`: {address}, {nic}, {hccl_family}, {devices} and {places} belong
-to the host; {task_queue}, {expansion}, {hccl_host} and {hccl_npu} belong to the run, and leave the variable unset if
-they are empty. {devices} are numbers, as in /dev/davinci3; {places} are their indexes among the visible devices, from
-0, as CANN counts in a container that has some of a host's NPUs.
+devices are known: {address}, {nic}, {hccl_family}, {devices} and {places} belong to the host; {task_queue},
+{expansion}, {hccl_host} and {hccl_npu} belong to the run, and leave the variable unset if they are empty. {devices} are
+numbers, as in /dev/davinci3; {places} are their indexes among the visible devices, from 0, as CANN counts in a
+container that has some of a host's NPUs.
 
 From a user's shell, the variables of the table and of its families are used and passed on unchanged. Variables about
 the shell's own host (an address, a NIC, devices) are not passed to other hosts, nor are those that connect a process to

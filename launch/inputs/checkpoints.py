@@ -5,22 +5,23 @@ import shutil
 from pathlib import Path
 
 from launch import existing
-from launch.plan import Saving
+from launch.plan import Saving, Wanted
 
 GIB = 1 << 30
 
 
-def lacking_room(saving: Saving | None) -> tuple[str, str] | None:
+def lacking_room(wanted: Wanted) -> tuple[str, str] | None:
     """Return what the disk lacks for checkpoints, and what to do; None if the model is not on this host."""
-    size = parameters(Path(saving.model)) * saving.parameter_bytes if saving else 0
+    saving = wanted.saving
+    size = parameters(Path(wanted.model)) * saving.parameter_bytes if saving else 0
     if not size:
         return None
-    count = max(kept(saving) - len(list(Path(saving.out).glob("checkpoints/global_step_*"))), 0)
-    free = shutil.disk_usage(existing(Path(saving.out))).free
+    count = max(kept(saving) - len(list(Path(wanted.out).glob("checkpoints/global_step_*"))), 0)
+    free = shutil.disk_usage(existing(Path(wanted.out))).free
     if count * size <= free:
         return None
     one, all_of_them, there = (f"{part / GIB:.1f} GiB" for part in (size, count * size, free))
-    what = f"{saving.out}: {count} checkpoints of {one} each need {all_of_them}, and {there} are free"
+    what = f"{wanted.out}: {count} checkpoints of {one} each need {all_of_them}, and {there} are free"
     fewer = "keep fewer (-- trainer.max_actor_ckpt_to_keep=2), save less often (trainer.save_freq)"
     return what, f"{fewer}, or choose another --out"
 

@@ -4,21 +4,21 @@ All problems are reported at once, one per line.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from launch import LaunchError, port_guard
-from launch.doctor.examination import in_the_way, versions_of
-from launch.doctor.facts import Facts, Wanted
+from launch.doctor.examination import in_the_way
+from launch.doctor.facts import Facts
 from launch.environment import network
 from launch.environment.network import Wire
-from launch.plan import Inputs, NodePlan
+from launch.plan import NodePlan, Wanted
 from launch.system import private
 
 
 def versions() -> dict[str, str]:
     """Return the versions of this host's software, which a worker compares with the head's."""
-    return versions_of(Facts(Wanted()))
+    return Facts(Wanted()).versions
 
 
 def skew(head: dict[str, str], other: dict[str, str]) -> list[str]:
@@ -54,19 +54,7 @@ class Checked:
 
 def find(plan: NodePlan) -> tuple[Checked, list[str]]:
     """Run all checks, even if some fail; return the results, and a line for each problem."""
-    facts = Facts(
-        Wanted(
-            stack=plan.stack,
-            hosts=len(plan.members),
-            head=plan.role == "head",
-            address=plan.address,
-            nic=plan.nic,
-            devices=plan.devices,
-            ports=plan.ports,
-            environment={name: value for _, variables in plan.layers for name, value in variables.items()},
-            **{one.name: getattr(plan, one.name) for one in fields(Inputs)},
-        )
-    )
+    facts = Facts(plan)
     problems, checked = in_the_way(facts), Checked()
     with suppress(LaunchError):  # which is among the problems
         checked.wire = network.choose(plan.address, plan.nic)

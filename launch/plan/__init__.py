@@ -1,7 +1,7 @@
 """Plans: what a launch does on each host, made from a recipe and an inventory before anything is started.
 
-This module defines the plan of each host's part and the plan of the launcher, which sends each part its own as one line
-of JSON.
+This module defines what a run wants of each host, which the doctor checks; the plan of each host's part, which adds how
+it takes part; and the plan of the launcher, which sends each part its own as one line of JSON.
 """
 
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from launch.cluster.inventory import Inventory
+from launch.cluster.inventory import Inventory, Ports
 from launch.system import private
 from launch.system.software import Import
 
@@ -36,8 +36,6 @@ class Saving:
     """Checkpoints that a run writes.
 
     Attributes:
-        out: the run's output folder.
-        model: the folder from which the model is read, or its id on the hub.
         train: the training data, which an epoch reads once.
         every: number of steps between two checkpoints.
         keep: number of checkpoints that are kept; None: all.
@@ -47,8 +45,6 @@ class Saving:
         parameter_bytes: bytes per parameter in a checkpoint.
     """
 
-    out: str
-    model: str
     train: str
     every: int
     keep: int | None
@@ -59,10 +55,22 @@ class Saving:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """The inputs of a run on a host, and its output folder.
+class Wanted:
+    """What a run wants of one host; the defaults are those of a host that is examined without a run.
 
     Attributes:
+        stack: the software stack.
+        role: whether the host is the run's first one.
+        hosts: the number of hosts in the whole run.
+        address, nic: the values in the inventory; a host name, or auto for the NIC, is resolved on the host. The
+            address is None if the run uses only this machine.
+        devices: the number of devices to use, or their indices; auto: any number.
+        ports: the ports named ray and dashboard, and the ranges workers, hccl_host and hccl_npu (LOW-HIGH); none if Ray
+            runs already.
+        environment: the variables that the user sets on this host.
+        targets: (host, port) pairs that must be reached from here.
+        device_gib, host_gib: memory that the recipe needs per device and per host, in GiB.
+        sleeps: whether the engine releases its memory between rollouts (vLLM's sleep mode).
         model: the absolute path of the model's folder, or its id on the hub; None if the run has none.
         tensor_parallel: number of devices among which the engine splits each layer of the model.
         needs: paths that must exist.
@@ -74,6 +82,18 @@ class Inputs:
         saving: the run's checkpoints; None on workers, and if the run writes none.
     """
 
+    stack: str = "cpu"
+    role: Literal["head", "worker"] = "head"
+    hosts: int = 1
+    address: str | None = None
+    nic: str = "auto"
+    devices: Literal["auto"] | int | list[int] = "auto"
+    ports: dict[str, int | str] = field(default_factory=lambda: Ports().model_dump())
+    environment: dict[str, str] = field(default_factory=dict)
+    targets: list[tuple[str, int]] = field(default_factory=list)
+    device_gib: int | None = None
+    host_gib: int | None = None
+    sleeps: bool = True
     model: str | None = None
     tensor_parallel: int = 1
     needs: list[str] = field(default_factory=list)
@@ -85,17 +105,14 @@ class Inputs:
     saving: Saving | None = None
 
 
-@dataclass(frozen=True)
-class NodePlan(Inputs):
+@dataclass(frozen=True, kw_only=True)
+class NodePlan(Wanted):
     """Plan of a host's part of a run.
 
     Attributes:
         run: the run's id.
         host: the index of this host in `members`.
-        address, nic: the values in the inventory; a host name, or auto for the NIC, is resolved on the node.
-        devices: the number of devices to use, or their indices.
         head: the head's address, as in the inventory.
-        ports: the ports named ray and dashboard, and the range workers (LOW-HIGH).
         members: the addresses of all hosts, the head's first.
         values: values for the templates of the environment table; the node adds address, nic, family, devices and
             places.
@@ -106,14 +123,8 @@ class NodePlan(Inputs):
     """
 
     run: str
-    role: Literal["head", "worker"]
-    stack: str
     host: int
-    address: str
-    nic: str
-    devices: int | list[int]
     head: str
-    ports: dict[str, int | str]
     members: list[str]
     values: dict[str, str]
     layers: list[Layer]
@@ -148,22 +159,16 @@ class Plan:
     Attributes:
         run: the run's id.
         recipe: the recipe's name.
-        out: the folder of checkpoints and metrics, by its path on the hosts.
-        inventory: the machines; nodes[i] and start[i] belong to its host i.
+        inventory: the machines; nodes[i] belongs to its host i.
         nodes: the plan of each host.
-        start: the shell line that starts each host's part, over ssh or on this machine.
-        containers: the name of each host's container; None if it runs directly on the host.
         local: whether each host is this machine, so that ssh is not needed.
         notes: notes for the reader of the plan, one line each.
     """
 
     run: str
     recipe: str
-    out: str
     inventory: Inventory
     nodes: list[NodePlan]
-    start: list[str]
-    containers: list[str | None]
     local: list[bool]
     notes: list[str] = field(default_factory=list)
 

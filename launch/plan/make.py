@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from ascend_quant.integrations.verl.training import attention_settings as attention
 from launch import LaunchError
 from launch.cluster.inventory import Host, Inventory
 from launch.environment import network
@@ -15,11 +14,9 @@ from launch.environment.resolve import not_handed_on, of_shell, rows
 from launch.inputs.model import of_hub
 from launch.plan import Layer, NodePlan, Plan
 from launch.plan import job as jobs
-from launch.plan.inputs import inputs
 from launch.plan.job import under
-from launch.plan.start import container_name, start_line
-from launch.recipes import Paths, Recipe, resolve
-from launch.recipes.stacks import pins
+from launch.plan.wanted import SAVE, needs, wanted_of
+from launch.recipes import Paths, Recipe
 
 
 def new_run() -> str:
@@ -54,52 +51,37 @@ def make(
     Raises:
         LaunchError: recipe, inventory and paths do not fit together; one line for each thing to change.
     """
-    resolved = resolve(recipe, paths)
-    if found := [*problems(recipe, inventory, paths), *attention_problems(recipe)]:
+    if found := list(problems(recipe, inventory, paths)):
         raise LaunchError("\n".join(found))
-    hosts, ports = inventory.hosts[: recipe.nodes], inventory.ports
+    hosts = inventory.hosts[: recipe.nodes]
     used = inventory.model_copy(update={"hosts": hosts})
     common = {
         "run": run,
-        "stack": recipe.stack,
         "head": hosts[0].address,
-        "ports": {"ray": ports.ray, "dashboard": ports.dashboard, "workers": ports.workers},
         "members": [one.address for one in hosts],
         "join_seconds": inventory.join_seconds,
         "socket_filter": inventory.socket_filter,
-        "values": jobs.values(recipe, ports),
-        **vars(inputs(recipe, paths)),
+        "values": jobs.values(recipe, inventory.ports),
     }
     nodes = []
     for number, (host, here) in enumerate(zip(hosts, local, strict=False)):
-        layers = layers_of(resolved.environment, used, host, shell, here)
-        devices = devices_of(host, recipe.devices_per_node, recipe.stack, layers)
-        own = {"host": number, "address": host.address, "nic": host.nic, "devices": devices, "layers": layers}
-        if number == 0:
-            own["job"] = jobs.job(run, resolved, layers, restarts, paths)
-        else:
-            own["saving"] = None  # rank 0 of the trainer writes the checkpoints
-        nodes.append(NodePlan(role="worker" if number else "head", **common | own))
-    numbers, shm = range(len(hosts)), max(recipe.memory.host // 2, 1)
-    return Plan(
-        run=run,
-        recipe=recipe.name,
-        out=paths.out,
-        inventory=used,
-        nodes=nodes,
-        start=[start_line(used, number, run=run, shm=shm, devices=nodes[number].devices) for number in numbers],
-        containers=[container_name(run, number) if used.image else None for number in numbers],
-        local=list(local[: len(hosts)]),
-        notes=notes(recipe, inventory, paths, shell, local[: len(hosts)], restarts),
-    )
+        layers = layers_of(recipe, used, host, shell, here)
+        own = {
+            "host": number,
+            "devices": devices_of(host, recipe.devices_per_node, recipe.stack, layers),
+            "layers": layers,
+            "environment": {name: value for _, variables in layers for name, value in variables.items()},
+            "job": None if number else jobs.job(run, recipe, paths, layers, restarts),
+        }
+        nodes.append(NodePlan(**vars(wanted_of(used, number, recipe, paths)) | common | own))
+    here = list(local[: len(hosts)])
+    return Plan(run, recipe.name, used, nodes, here, notes(recipe, inventory, paths, shell, here, restarts))
 
 
-def layers_of(
-    recipe: Mapping[str, str], inventory: Inventory, host: Host, shell: Mapping[str, str], local: bool
-) -> list[Layer]:
+def layers_of(recipe: Recipe, inventory: Inventory, host: Host, shell: Mapping[str, str], local: bool) -> list[Layer]:
     """Return the variables that the user set for a host, by source; later layers override earlier ones."""
     layers = [
-        ("recipe", dict(recipe)),
+        ("recipe", recipe.environment),
         ("inventory", inventory.environment),
         ("host", host.environment),
         ("shell", of_shell(shell, own=local)),
@@ -152,10 +134,9 @@ def notes(
         lines.append(f"the model {paths.model} is a hub id: each host uses its own cache, or downloads it")
     if recipe.data.train == recipe.data.validation:
         lines.append("validation uses the training data: --data TRAIN,VALIDATION names another file")
-    if restarts and recipe.count(jobs.SAVE) is None:
+    if restarts and recipe.count(SAVE) is None:
         lines.append(
-            "a restart would start from the beginning, as no checkpoints are saved: set an interval with -- "
-            f"{jobs.SAVE}=10"
+            f"a restart would start from the beginning, as no checkpoints are saved: set an interval with -- {SAVE}=10"
         )
     return lines
 
@@ -187,22 +168,8 @@ def problems(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str
             f"the inventory: {folders})"
         )
     inside = [mount.split(":")[1].rstrip("/") for mount in inventory.mounts]
-    for path in [paths.out, *jobs.needs(recipe, paths)] if inventory.image else []:
+    for path in [paths.out, *needs(recipe, paths)] if inventory.image else []:
         if not under(path, inside):
             yield (
                 f"{path}: the container does not mount this path: add it to `mounts` in the inventory, as {path}:{path}"
             )
-
-
-def attention_problems(recipe: Recipe) -> list[str]:
-    """Return the problems of the trainer's attention; none with Megatron, which does not use transformers' attention.
-
-    This is checked for every stack, since with verl's own entry point, as on ascend-cann8.5, nothing else checks it
-    before training.
-    """
-    if recipe.backend == "megatron":
-        return []
-    name, device = recipe.setting(attention.NAME_KEY, attention.FLASH), pins(recipe.stack).devices
-    ranks = max(recipe.count(one, 1) or 1 for one in attention.ULYSSES_KEYS)  # verl refuses what is not a number
-    exchange = attention.without_exchange(name, ranks, device)
-    return [one for one in (attention.without_kernel(name, device), exchange) if one]

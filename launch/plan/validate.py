@@ -11,9 +11,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from ascend_quant.files.installed import installed_version
 from ascend_quant.integrations.verl import cpu_settings
 from ascend_quant.recipes import keys
 from ascend_quant.recipes.keys import ACTOR, ROLLOUT
@@ -30,11 +30,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEV
 
 def problems_of(stack: str, entrypoint: list[str]) -> tuple[list[str], str | None]:
     """List the arguments of a job that a stack's verl would refuse, and why they could not be checked, or None."""
-    try:
-        here = version("verl")
-    except PackageNotFoundError:
-        here = None
-    wanted = verl_of(stack).name
+    here, wanted = installed_version("verl"), verl_of(stack).name
     if here is None or wanted.split()[0] != here:
         what = f"verl {here}" if here else "no verl"
         return [], f"verl's settings were not checked: this Python has {what}, but stack {stack} has verl {wanted}"

@@ -9,8 +9,8 @@ import sys
 from pydantic import TypeAdapter
 
 from launch.doctor.checking import HostReport
-from launch.doctor.facts import Wanted
 from launch.doctor.hosts import EXAMINE_SECONDS, answer_here
+from launch.plan import Wanted
 
 MARK = "ASCEND_QUANT_REPORTS "
 REQUESTS, REPORTS = TypeAdapter(dict[str, Wanted]), TypeAdapter(list[HostReport])

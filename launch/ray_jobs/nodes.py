@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from ascend_quant.processes.cause import cause_in
 from launch import LaunchError
-from launch.doctor.checking import Finding, HostReport, Report
-from launch.doctor.devices import present
-from launch.doctor.examination import BEFORE_RAY, EPHEMERAL
-from launch.doctor.facts import Wanted
+from launch.doctor.checking import Finding, HostReport, Report, findings_of
+from launch.doctor.examination import BEFORE_RAY
 from launch.doctor.hosts import EXAMINE_SECONDS, TOGETHER
-from launch.doctor.network import reached
+from launch.plan import Wanted, dry_run
+from launch.plan.wanted import EPHEMERAL
 from launch.ray_jobs import sources
 from launch.ray_jobs.cluster import Cluster
 from launch.ray_jobs.look import MARK, REPORTS, REQUESTS
@@ -24,7 +24,7 @@ from launch.ray_jobs.plan import RayPlan
 from launch.recipes.stacks import pins
 
 START_SECONDS = 60  # time for the job to start
-STOPPING = {one.name for one in (*BEFORE_RAY, reached, *TOGETHER)}
+STOPPING = {*BEFORE_RAY, "hosts.reach", *TOGETHER}
 # Without this, older versions of Ray hide the devices from tasks that request none.
 KEEPS_DEVICES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
@@ -45,7 +45,7 @@ def examine(cluster: Cluster, plan: RayPlan, submission: str, given_up: Callable
         has = ", ".join(f"{address} {count}" for address, count in counts.items())
         what = f"{recipe.name} needs {recipe.nodes} nodes with {recipe.devices_per_node} {kind} each; Ray has {has}"
         fix = "add nodes to the Ray cluster, or use fewer: trainer.nnodes=.. trainer.n_gpus_per_node=.."
-        return Report([], [Finding("error", present.name, what, fix)])
+        return Report([], [Finding("error", "devices.present", what, fix)])
     addresses = [node["node_ip"] for node in fit]
     wanted = {
         node["node_id"]: replace(
@@ -59,7 +59,7 @@ def examine(cluster: Cluster, plan: RayPlan, submission: str, given_up: Callable
     ]
     for report in reports:
         report.traits.pop("devices", None)  # nodes may have different numbers of devices, if each has enough
-    return Report(reports, [finding for one in TOGETHER for finding in one(reports, {})])
+    return Report(reports, findings_of(TOGETHER, reports, {}))
 
 
 def ask(
@@ -86,3 +86,18 @@ def lines_of(report: Report) -> tuple[list[str], list[str]]:
         if one.level != "ok":
             lines.append(": ".join(filter(None, [", ".join(hosts), one.what, one.fix])))
     return stopping, other
+
+
+def described(plan: RayPlan, cluster: Cluster) -> dict[str, Any]:
+    """Describe the plan as plain values, without secrets, with the problems that the nodes have."""
+    problems, found = lines_of(examine(cluster, plan, f"{plan.run}-nodes"))
+    return {
+        "run": plan.run,
+        "recipe": plan.recipe.name,
+        "stack": plan.recipe.stack,
+        "out": plan.wanted.out,
+        "ray": f"Ray {cluster.version} at {cluster.address}",
+        "job": dry_run.job(plan.job),
+        "notes": [*plan.notes, *found],
+        "problems": problems,
+    }

@@ -6,24 +6,18 @@ of Ray's daemons, are left out. `--set environment.NAME=VALUE` sets one of them 
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from launch import LaunchError
 from launch.cluster.inventory import Ports
-from launch.doctor.examination import wanted_here
-from launch.doctor.facts import Wanted
 from launch.environment.resolve import OF_HOST, node_environment, not_handed_on, of_shell
 from launch.environment.variables import secret, without_secrets
 from launch.inputs.model import place
-from launch.plan import Job
+from launch.plan import Job, Wanted
 from launch.plan import job as jobs
-from launch.plan.dry_run import job as described_job
-from launch.plan.dry_run import job_lines
-from launch.plan.make import attention_problems
-from launch.recipes import Paths, Recipe, paths_of, resolve
-from launch.recipes.overrides import environment as of_recipe
+from launch.plan.wanted import wanted_here
+from launch.recipes import Paths, Recipe, paths_of
 
 EXPANDED = re.compile(r"\$(\w|\{)")  # Ray replaces this with a variable of the node
 OF_NODE = {"address": "", "nic": "", "family": "ipv4", "devices": "", "places": ""}
@@ -67,18 +61,16 @@ def make(recipe: Recipe, paths: Paths, run: str, *, shell: Mapping[str, str], re
     Raises:
         LaunchError: settings contradict each other; one line for each thing to change.
     """
-    resolved = resolve(recipe, paths)
     variables = environment(recipe, shell)
-    expanded = [
+    found = [
         f"{name}={value}: Ray would replace its $ on each node: write the value itself"
         for name, value in without_secrets(variables).items()
         if EXPANDED.search(variables[name])
     ]
-    found = [*attention_problems(recipe), *expanded]
     if found:
         raise LaunchError("\n".join(found))
     # all variables count as the user's, since Ray refuses those that verl's ray.init sets as well
-    job = jobs.job(run, resolved, [("run", variables)], restarts, paths)
+    job = jobs.job(run, recipe, paths, [("run", variables)], restarts)
     wanted = replace(
         wanted_here(recipe, paths),
         hosts=recipe.nodes,
@@ -91,7 +83,7 @@ def make(recipe: Recipe, paths: Paths, run: str, *, shell: Mapping[str, str], re
 
 def environment(recipe: Recipe, shell: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for every process of the run."""
-    values, layers = jobs.values(recipe, Ports()) | OF_NODE, [("recipe", of_recipe(recipe))]
+    values, layers = jobs.values(recipe, Ports()) | OF_NODE, [("recipe", recipe.environment)]
     settings = node_environment(recipe.stack, values, [*layers, ("shell", of_shell(shell, own=False))])
     return {
         one.name: one.value
@@ -111,26 +103,3 @@ def notes(variables: Mapping[str, str], shell: Mapping[str, str]) -> list[str]:
             "own NIC, address or devices. For all nodes: --set environment.NAME=VALUE"
         )
     return lines
-
-
-def described(plan: RayPlan, ray: str) -> dict[str, Any]:
-    """Describe the plan as plain values, without secrets; `ray` describes the cluster."""
-    return {
-        "run": plan.run,
-        "recipe": plan.recipe.name,
-        "stack": plan.recipe.stack,
-        "out": plan.wanted.out,
-        "ray": ray,
-        "job": described_job(plan.job),
-    }
-
-
-def text(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a plan that `described` returned, with its notes and the nodes' problems added."""
-    yield f"run {tree['run']}: {tree['recipe']} on stack {tree['stack']}"
-    yield f"writes to {tree['out']}"
-    yield tree["ray"]
-    yield from (f"note: {note}" for note in tree["notes"])
-    yield from job_lines(tree["job"])
-    yield ""
-    yield from tree["problems"] or ["no problems found: the same command without --dry-run starts the run"]

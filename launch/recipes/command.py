@@ -25,13 +25,12 @@ def row(recipe: Recipe) -> tuple[str, ...]:
 
 def described(recipe: Recipe, paths: Paths) -> dict[str, Any]:
     """Describe a recipe for `--json`: its fields, overrides, environment and files."""
-    resolved = resolve(recipe, paths)
     return {
         "recipe": tree_shown(recipe.model_dump()),
-        "main": f"python -m {resolved.main}",
-        "overrides": [override_shown(one) for one in resolved.overrides],
-        "environment": without_secrets(resolved.environment),
-        "files": {name: str(file) for name, file in resolved.files.items()},
+        "main": f"python -m {verl_of(recipe.stack).main}",
+        "overrides": [override_shown(one) for one in resolve(recipe, paths)],
+        "environment": without_secrets(recipe.environment),
+        "files": recipe.files,
     }
 
 
@@ -46,12 +45,12 @@ def shown(recipe: Recipe, paths: Paths) -> str:
         f"{'memory:':<10} {recipe.memory.device} GiB per device, {recipe.memory.host} GiB per host (estimated)",
         f"{'ignored:':<10} {', '.join(recipe.rollout.ignore) or 'nothing but embeddings, lm_head, norms and routers'}",
     ]
-    resolved = resolve(recipe, paths)
-    lines = [f"python -m {resolved.main}", *map(shlex.quote, map(override_shown, resolved.overrides))]
+    lines = [f"python -m {verl_of(recipe.stack).main}"]
+    lines += [shlex.quote(override_shown(one)) for one in resolve(recipe, paths)]
     before = [
         *(f"# {line}" for fact in facts for line in fact.splitlines()),
         *(f"export {name}={_exported(name, value)}" for name, value in recipe.environment.items()),
-        *(f"cp {shlex.quote(str(file))} {shlex.quote(name)}" for name, file in resolved.files.items()),
+        *(f"cp {shlex.quote(file)} {shlex.quote(name)}" for name, file in recipe.files.items()),
     ]
     return "\n".join([*before, " \\\n  ".join(lines)])
 

@@ -81,7 +81,8 @@ class Recipe(Node):
         sequence_parallel: number of devices that share a sequence (Ulysses); FSDP2 only.
         fp8, fp8_recipe: format and scales of FP8 training with TransformerEngine, which reads them only in its first
             forward pass; Megatron only.
-        environment: variables for every process, which override those of the stack.
+        environment: variables for every process, which override those of the stack; HCCL's only on NPUs.
+        files: absolute paths of files for the job's working directory, by their names there.
         verl: the tree of all verl settings that the recipe sets.
         extra: the user's verl settings, as Hydra overrides, which have priority.
     """
@@ -138,10 +139,10 @@ class Recipe(Node):
         return value if isinstance(value, int) and value > 0 else None
 
 
-def given(tree: Mapping[str, Any]) -> dict[str, Any]:
+def given(node: Node, tree: Mapping[str, Any], extra: tuple[str, ...]) -> dict[str, Any]:
     """Return the input of `Recipe`'s validation: a composed recipe's node, and its verl settings by dotted keys."""
-    node, verl = tree["recipe"], {key: value for key, value in tree.items() if key != "recipe"}
+    verl = {key: value for key, value in tree.items() if key != "recipe"}
     settings = dict(leaves(verl))
     if any(settings.get(key) != value for key, value in APART.items()):
         settings.pop(f"{ROLLOUT}.n_gpus_per_node", None)
-    return {**node, **settings, "rollout": settings, "verl": verl}
+    return {**vars(node), **settings, "rollout": settings, "verl": verl, "extra": extra}

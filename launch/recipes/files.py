@@ -46,12 +46,9 @@ def load(name: str, changes: Sequence[str] = ()) -> Recipe:
     said, written = old_names.translated([*fields, *changes], lambda: _composed(base, ()))
     if found := [line for one in written for line in _unreadable(one)]:
         raise LaunchError("\n".join(found))
-    recipe = _composed(base, tuple(one for one in [*said, *written] if not key(one).startswith("hydra.")), name)
+    overrides = tuple(one for one in [*said, *written] if not key(one).startswith("hydra."))
     extra = tuple(one for one in written if not is_group(one) and not key(one).startswith("recipe."))
-    made = recipe.model_copy(update={"files": _files(name, recipe), "extra": extra})
-    if found := problems(made):
-        raise LaunchError("\n".join(f"{name}: {line}" for line in found))
-    return made
+    return _composed(base, overrides, name, extra)
 
 
 def _older(file: str) -> tuple[str, list[str]]:
@@ -79,7 +76,7 @@ def _older(file: str) -> tuple[str, list[str]]:
     ]
 
 
-def _composed(base: str, overrides: tuple[str, ...], name: str | None = None) -> Recipe:
+def _composed(base: str, overrides: tuple[str, ...], name: str | None = None, extra: tuple[str, ...] = ()) -> Recipe:
     name = name or base
     stem = Path(name).stem if name.endswith((".yaml", ".yml")) else name
     try:
@@ -91,7 +88,10 @@ def _composed(base: str, overrides: tuple[str, ...], name: str | None = None) ->
         raise LaunchError("\n".join(f"{prefix(name, error)}{line}" for line in told.splitlines())) from error
     if node.name != stem:
         raise LaunchError(f"{name}: recipe.name: {node.name!r} does not match the file name: write {stem}")
-    return checked(name, given(tree), Recipe, lambda _: ())
+    on_npus = node.stack.startswith("ascend")
+    environment = {one: value for one, value in node.environment.items() if on_npus or "HCCL_" not in one}
+    node = node.model_copy(update={"files": _files(name, node), "environment": environment})
+    return checked(name, given(node, tree, extra), Recipe, problems)
 
 
 def _unreadable(override: str) -> Iterator[str]:

@@ -1,14 +1,12 @@
-"""The verl command of a recipe: the leaves of its composed tree, as Hydra overrides.
+"""The arguments of verl for a recipe: the leaves of its composed tree, as Hydra overrides.
 
-The command does not need this package's recipes on Hydra's search path. A plain `key=value` fails if verl has no such
+They do not need this package's recipes on Hydra's search path. A plain `key=value` fails if verl has no such
 key, which finds typos; `+key=value` is used where verl accepts any key, or if the user wrote it.
 
 Settings that verl does not read, or that do harm, are refused.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 from ascend_quant.recipes import leaves
 from ascend_quant.recipes.keys import ACTOR, REFERENCE, plus
@@ -28,40 +26,12 @@ HARMFUL = {
 }
 
 
-@dataclass(frozen=True)
-class Resolved:
-    """Resolved command of a recipe.
-
-    Attributes:
-        main: the module to run with `python -m`.
-        overrides: arguments of the module.
-        environment: variables for every process; the overrides also pass some of them on.
-        files: files for the working directory, by their names there.
-    """
-
-    main: str
-    overrides: tuple[str, ...]
-    environment: dict[str, str]
-    files: dict[str, Path]
-
-
-def resolve(recipe: Recipe, paths: Paths) -> Resolved:
-    """Resolve a recipe to a command for the version of verl that its stack pins."""
+def resolve(recipe: Recipe, paths: Paths) -> tuple[str, ...]:
+    """Return a recipe's overrides for the version of verl that its stack pins."""
     verl, tree = verl_of(recipe.stack), dict(leaves(recipe.verl)) | settings(recipe, paths)
     written = {key(one): one[: len(one) - len(one.lstrip("+"))] for one in recipe.extra}
     made = [f"{_plus(name, written)}{name}={text(value)}" for name, value in tree.items() if not verl.lacks(name)]
-    return Resolved(
-        verl.main,
-        (*made, *filter(verbatim, recipe.extra)),
-        environment(recipe),
-        {name: Path(file) for name, file in recipe.files.items()},
-    )
-
-
-def environment(recipe: Recipe) -> dict[str, str]:
-    """Return the recipe's variables for every process, without HCCL's on other devices than NPUs."""
-    on_npus = recipe.stack.startswith("ascend")
-    return {name: value for name, value in recipe.environment.items() if on_npus or "HCCL_" not in name}
+    return (*made, *filter(verbatim, recipe.extra))
 
 
 def verbatim(override: str) -> bool:

@@ -9,6 +9,7 @@ of devices.
 from collections.abc import Iterator
 
 from ascend_quant.integrations.verl import EXACT
+from ascend_quant.integrations.verl.training import attention_settings as attention
 from ascend_quant.recipes import leaves
 from ascend_quant.recipes.keys import (
     ACTOR,
@@ -24,6 +25,7 @@ from ascend_quant.recipes.keys import (
 from launch.recipes.fields import Recipe
 from launch.recipes.overrides import refused
 from launch.recipes.paths import CHOSEN, paths_of, settings
+from launch.recipes.stacks import pins
 from launch.recipes.verl import RELEASE, verl_of
 
 PLUGINS = (f"{QUANTIZATION}.", f"{OURS}.")
@@ -39,7 +41,7 @@ def problems(recipe: Recipe) -> list[str]:
     """List the problems of a recipe whose fields are valid one by one."""
     subjects = (
         *(_served, _older_verl, _fp8_training, _exact, _routing_replay, _apart),
-        *(_parallel, _micro_batch, _correction, refused, _paths),
+        *(_parallel, _attention, _micro_batch, _correction, refused, _paths),
     )
     return [problem for subject in subjects for problem in subject(recipe)]
 
@@ -133,6 +135,18 @@ def _parallel(recipe: Recipe) -> Iterator[str]:
             f"{ACTOR}.ulysses_sequence_parallel_size: {shared} needs backend fsdp2, not {backend}: use "
             f"{MEGATRON}.context_parallel_size"
         )
+
+
+def _attention(recipe: Recipe) -> Iterator[str]:
+    """Yield the problems of the trainer's attention; Megatron does not use transformers' attention.
+
+    With verl's own entry point, as on ascend-cann8.5, nothing else checks it before training.
+    """
+    if recipe.backend != "megatron":
+        name, device = recipe.setting(attention.NAME_KEY, attention.FLASH), pins(recipe.stack).devices
+        ranks = max(recipe.count(one, 1) or 1 for one in attention.ULYSSES_KEYS)  # verl refuses what is not a number
+        found = attention.without_kernel(name, device), attention.without_exchange(name, ranks, device)
+        yield from filter(None, found)
 
 
 def _micro_batch(recipe: Recipe) -> Iterator[str]:

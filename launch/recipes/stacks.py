@@ -34,7 +34,8 @@ class Pins(Fields):
     Attributes:
         devices: type of the devices.
         chips: supported Atlas products.
-        cann, cuda: version of the toolkit, if there is one.
+        cann: version of the toolkit, on NPUs.
+        driver: version of the first driver that works with the stack.
         python: major and minor version of Python.
         packages: exact versions of packages, by their names on the package index.
         sources: sources of packages that are built from a commit, by name.
@@ -43,7 +44,7 @@ class Pins(Fields):
     devices: Literal["none", "npu", "gpu"]
     chips: list[Chip] = Field(default_factory=list)
     cann: str | None = None
-    cuda: str | None = None
+    driver: str | None = None
     python: str
     packages: dict[str, str]
     sources: dict[str, Source] = Field(default_factory=dict)

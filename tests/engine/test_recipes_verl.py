@@ -43,7 +43,7 @@ def composed(overrides: list[str]) -> DictConfig:
 
 def of(name: str) -> DictConfig:
     """A recipe's."""
-    return composed(list(resolve(load(name), PATHS).overrides))
+    return composed(list(resolve(load(name), PATHS)))
 
 
 @cache
@@ -68,7 +68,7 @@ def test_the_launchers_command_is_what_hydra_composes_of_the_recipe(name: str):
     config = through_hydra(name)
     assert keys.unknown(OmegaConf.to_container(config, resolve=False), bare(recipe.engine)) == []
     made = dict(leaves(OmegaConf.to_container(config, resolve=True)))
-    launched = dict(leaves(OmegaConf.to_container(composed(list(resolve(recipe, paths).overrides)), resolve=True)))
+    launched = dict(leaves(OmegaConf.to_container(composed(list(resolve(recipe, paths))), resolve=True)))
     assert {key: value for key, value in made.items() if not key.startswith("recipe.")} == launched
 
 
@@ -123,7 +123,7 @@ def whole_sequence_fits(config: DictConfig) -> bool:
 def test_verl_takes_a_recipe_whose_engines_have_devices_of_their_own(name: str, monkeypatch):
     """And its trainer's own condition, which it checks when it is made."""
     recipe = load(name, ["placement=apart", "trainer.n_gpus_per_node=4", f"{ROLLOUT}.n_gpus_per_node=4"])
-    config = composed(list(resolve(recipe, PATHS).overrides))
+    config = composed(list(resolve(recipe, PATHS)))
     validated(config)
     monkeypatch.setattr("ascend_quant.integrations.verl.settings.os.path.exists", lambda path: True)
     settings.check(config)
@@ -161,7 +161,7 @@ def test_an_attention_that_would_train_wrongly_is_refused_before_ray(monkeypatch
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # else Hydra ends the process
     monkeypatch.setattr(main_ppo, "run_ppo", lambda *_, **__: started.append(1))
     monkeypatch.setattr(main_ppo, "auto_set_device", lambda _: None)
-    overrides = list(resolve(load("qwen2.5-32b-bf16-dapo-h200"), PATHS).overrides)
+    overrides = list(resolve(load("qwen2.5-32b-bf16-dapo-h200"), PATHS))
     monkeypatch.setattr(main_ppo.settings, "check", lambda _: None)
     command = ["main_ppo", *overrides, f"hydra.run.dir={tmp_path}", "hydra.output_subdir=null"]
     monkeypatch.setattr("sys.argv", command)

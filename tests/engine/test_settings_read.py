@@ -50,7 +50,7 @@ def test_every_setting_is_read():
     """Those of recipes, of the demo and of the study."""
     _, known = settings()
     of_demos = {name: [key for key, _ in leaves(load_recipe(name))] for name in DEMOS}
-    of_recipes = {name: resolve(load(name), PATHS).overrides for name in names()}
+    of_recipes = {name: resolve(load(name), PATHS) for name in names()}
     for name, given in {**of_recipes, **of_demos}.items():
         keys = [line.partition("=")[0].lstrip("+") for line in given]
         lost = [key for key in keys if tuple(key.split(".")) not in known and not handed_on(key)]

@@ -20,7 +20,7 @@ ONE_OF_EACH = ("kimi-k2-thinking-int4", "qwen2.5-7b-int8-gsm8k-a2")
 
 def overrides(name: str = "addition-int8") -> list[str]:
     changes = ["trainer.nnodes=1"] if name.startswith("addition") else []
-    return list(resolve(load(name, changes), PATHS).overrides)
+    return list(resolve(load(name, changes), PATHS))
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)

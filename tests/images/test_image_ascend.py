@@ -147,7 +147,10 @@ def test_the_doctor_says_what_the_container_lacks(image, tmp_path):
     for part, options in {
         "no devices: npu-smi": devices(tmp_path / "no-driver", None),
         "/dev/davinci0": devices(tmp_path / "no-devices", image.chip, files=()),
-        f"an image for {image.chip} on {other}": (*devices(tmp_path / "other", other), "--shm-size=64g"),
+        f"the image is for {image.chip}, but the chip is {other}": (
+            *devices(tmp_path / "other", other),
+            "--shm-size=64g",
+        ),
         "free in /dev/shm": (*devices(tmp_path / "shm", image.chip), "--shm-size=64m"),
     }.items():
         done = image.run("doctor", "--json", options=options)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from launch.cluster.inventory import Inventory
 from launch.plan import Job, NodePlan, Plan
-from launch.plan.start import start_line
 
 PROJECT = Path(__file__).parents[2]
 NUMBERS = itertools.count()
@@ -52,6 +51,7 @@ def node_plan(run: str | None = None, **changes: object) -> NodePlan:
         "address": "127.0.0.1",
         "nic": "auto",
         "devices": 1,
+        "host_gib": 2,
         "head": "127.0.0.1",
         "out": f"{OUT.name}/{run}",
         "ports": {"ray": 21000, "dashboard": 21001, "workers": "21002-21099"},
@@ -73,14 +73,10 @@ def this_machine() -> Inventory:
 
 def plan_of(node: NodePlan) -> Plan:
     """The plan of a run on this machine alone."""
-    inventory = this_machine()
     return Plan(
         run=node.run,
         recipe="test",
-        out=node.out,
-        inventory=inventory,
+        inventory=this_machine(),
         nodes=[node],
-        start=[start_line(inventory, 0, run=node.run)],
-        containers=[None],
         local=[True],
     )

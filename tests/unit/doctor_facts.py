@@ -1,24 +1,20 @@
 """Made-up facts of a host where all is well, for the checks; a test changes what it is about."""
 
 from collections import namedtuple
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from launch.doctor.checking import Check
+from launch.doctor.checking import Finding
 from launch.doctor.drivers import Device, Devices
-from launch.doctor.facts import Facts, Wanted
+from launch.doctor.facts import Facts
+from launch.plan import Wanted
 from launch.recipes.stacks import pins
 from launch.system.software import Package
 
 PYTHONS = {"cpu": "3.11.7", "ascend-cann8.5": "3.10.12", "ascend-cann9.1": "3.12.4", "cuda13": "3.12.4"}
-NPU_FILES = ("davinci0", "davinci1", "davinci_manager", "devmm_svm", "hisi_hdc")
-NPUS = Devices(
-    tool="npu-smi",
-    driver="25.5.1",
-    chip="ascend910b3",
-    found=tuple(Device(number, "910B3", "OK", 3400, 65536) for number in (0, 1)),
-    files=NPU_FILES,
-)
-GPUS = Devices("NVML", driver="580.95", found=(Device(0, "NVIDIA H200", "OK", 5, 143771),))
+NPU_FILES = ["davinci0", "davinci1", "davinci_manager", "devmm_svm", "hisi_hdc"]
+NPUS = Devices("npu-smi", driver="25.5.1", found=tuple(Device(number, "910B3", "OK", 3400, 65536) for number in (0, 1)))
+GPUS = Devices("nvidia-smi", driver="580.95", found=(Device(0, "NVIDIA H200", "OK", 5, 143771),))
 Usage = namedtuple("Usage", "total used free")
 
 
@@ -47,6 +43,7 @@ def well(run: Wanted | None = None, **changed: object) -> Facts:
     facts = Facts(run)
     facts.python, facts.variables = PYTHONS[run.stack], dict(run.environment)
     vars(facts)["devices"] = {"npu": NPUS, "gpu": GPUS, "none": Devices()}[facts.kind]
+    vars(facts)["device_files"] = NPU_FILES if facts.kind == "npu" else []
     vars(facts)["packages"] = packages(run.stack)
     vars(facts)["cann"] = (pins(run.stack).cann, "the file")
     vars(facts)["nics"] = {"lo": ["127.0.0.1"], "bond0": ["192.0.2.11"]}
@@ -54,6 +51,6 @@ def well(run: Wanted | None = None, **changed: object) -> Facts:
     return facts
 
 
-def said(check: Check, facts: Facts) -> list[tuple[str, str]]:
-    """(level, what and fix) of each finding."""
+def said(check: Callable[[Facts], Iterable[Finding]], facts: Facts) -> list[tuple[str, str]]:
+    """(level, what and fix) of each problem."""
     return [(finding.level, f"{finding.what} | {finding.fix}") for finding in check(facts)]

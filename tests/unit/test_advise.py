@@ -355,7 +355,7 @@ def test_where_a_model_is(tmp_path, monkeypatch):
 def test_a_recipe_asks_what_its_command_asks():
     """The same numbers from the overrides that verl gets."""
     for name in names():
-        settings = dict(each.lstrip("+").split("=", 1) for each in resolve(load(name), Paths("m", "d", "o")).overrides)
+        settings = dict(each.lstrip("+").split("=", 1) for each in resolve(load(name), Paths("m", "d", "o")))
         rollout = "actor_rollout_ref.rollout"
         place, workload = read_recipe(name)
         replicas = int(settings["trainer.nnodes"]) * int(settings["trainer.n_gpus_per_node"]) // workload.tp

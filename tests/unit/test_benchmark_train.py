@@ -43,7 +43,7 @@ def test_the_arms_settings_are_verls():
     arm = replace(ARM, changes=("actor_rollout_ref.rollout.n=2",), overrides=("data.train_batch_size=6",))
     command = arm.command(Path("/m"), Path("/d"), Path("/o"))
     recipe = load(command[command.index("train") + 1], command[command.index("--") + 1 :])
-    config = composed([*resolve(recipe, Paths("/m", "/d", "/o")).overrides])
+    config = composed([*resolve(recipe, Paths("/m", "/d", "/o"))])
     rollout = config.actor_rollout_ref.rollout
     assert (rollout.ignore_eos, rollout.n, rollout.tensor_model_parallel_size) == (True, 2, 1)
     assert (config.data.max_prompt_length, config.data.max_response_length) == (256, 4096)
@@ -52,18 +52,13 @@ def test_the_arms_settings_are_verls():
     assert Path(config.reward.custom_reward_function.path).is_file()
 
 
-@pytest.mark.parametrize("scheme, qat", [("int8", "int8_exact"), ("bf16", None)])
-def test_an_exact_recipes_arms(scheme: str, qat: str | None):
-    """The one in BF16 has the importance weights that the exact one gives up."""
-    recipe = replace(ARM, recipe="qwen2.5-7b-int8-exact-gsm8k-h100", scheme=scheme).loaded()
-    assert (recipe.qat, recipe.correction is None) == (qat, qat is not None)
-
-
-def test_a_plain_recipes_exact_arm():
-    """The arm int8-exact trains the exact policy without importance weights; the arm int8 keeps its weights."""
-    plain, exact = (replace(ARM, scheme=scheme).loaded() for scheme in ("int8", "int8-exact"))
-    assert (exact.rollout.scheme, exact.qat, exact.correction) == ("int8", "int8_exact", None)
-    assert (plain.rollout.scheme, plain.qat) == ("int8", None) and plain.correction is not None
+@pytest.mark.parametrize("scheme", ["int8-exact", "int8", "bf16"])
+@pytest.mark.parametrize("recipe", [RECIPE, "qwen2.5-7b-int8-exact-gsm8k-h100"])
+def test_an_exact_arm_alone_has_no_importance_weights(recipe: str, scheme: str):
+    """Whether or not the recipe is exact."""
+    made, is_exact = replace(ARM, recipe=recipe, scheme=scheme).loaded(), scheme == "int8-exact"
+    assert (made.rollout.scheme, made.qat) == (scheme.removesuffix("-exact"), "int8_exact" if is_exact else None)
+    assert (made.correction is None) == is_exact
 
 
 def test_the_plain_arm_is_verls_own():
@@ -76,7 +71,7 @@ def test_the_plain_arm_is_verls_own():
     config = composed([one for one in overrides if not one.startswith("hydra.")])  # hydra's own, without its main
     assert not wants_refits(config) and config.trainer.total_training_steps == 4
     ours = replace(arm, scheme="int8", send="int8")
-    assert wants_refits(composed(resolve(ours.loaded(), Paths("/m", "/d", "/o")).overrides))
+    assert wants_refits(composed(resolve(ours.loaded(), Paths("/m", "/d", "/o"))))
     apart = APART.loaded()  # some devices train, the others generate
     assert (apart.devices_per_node, apart.rollout.apart, apart.rollout.send) == (4, 1, "delta")
     assert apart.sequence_parallel <= 3

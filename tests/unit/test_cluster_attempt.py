@@ -35,8 +35,9 @@ def run(tmp_path, monkeypatch) -> Iterator[Callable[..., tuple[Outcome, str]]]:
         plan, shown = plan_of(node_plan()), io.StringIO()
         hosts = [Host(address="a"), Host(address="b")]
         inventory = plan.inventory.model_copy(update={"hosts": hosts, "join_seconds": seconds})
-        plan = replace(plan, inventory=inventory, nodes=plan.nodes * 2, local=[True] * 2, containers=[None] * 2)
-        plan = replace(plan, start=[f"cd {tmp_path}; read task; {part}" for part in (head, worker)])
+        plan = replace(plan, inventory=inventory, nodes=plan.nodes * 2, local=[True] * 2)
+        lines = [f"cd {tmp_path}; read task; {part}" for part in (head, worker)]
+        monkeypatch.setattr(attempts, "command_of", lambda _, index: ["bash", "-c", lines[index]])
         record = Record.create(plan_of(node_plan()), tmp_path / "runs")
         with Status(Console(file=shown, width=200), 2) as status:
             desk = Desk(record, Logs(record.folder), status, Interrupt(), [0, 1])

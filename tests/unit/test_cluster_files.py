@@ -19,6 +19,7 @@ from launch.commands import app
 from launch.environment.resolve import OF_DEVICES, OF_HOST, rows
 from launch.recipes import Paths, load, resolve
 from launch.recipes.stacks import pins
+from launch.recipes.verl import verl_of
 
 SHELLCHECK = Path(sys.prefix) / "bin" / "shellcheck"
 PATHS = {"model": "/models/one of two", "data": "/work/data", "out": "/work/runs/one"}
@@ -37,8 +38,8 @@ def shown(recipe: str, form: str, *options: str, code: int = 0) -> str:
 
 def command(recipe: str) -> list[str]:
     """The command of a recipe that continues from its last checkpoint."""
-    resolved = resolve(load(recipe), Paths(**PATHS))
-    return ["python", "-m", resolved.main, *resolved.overrides, "trainer.resume_mode=auto"]
+    chosen = load(recipe)
+    return ["python", "-m", verl_of(chosen.stack).main, *resolve(chosen, Paths(**PATHS)), "trainer.resume_mode=auto"]
 
 
 def fixed(stack: str) -> dict[str, str]:
@@ -85,6 +86,7 @@ def test_a_ray_job_for_kuberay(recipe: str):
         check_pod(group, chosen.stack, chosen.devices_per_node)
     assert ("volcano.sh/queue-name" in job["metadata"].get("labels", {})) == (pins(chosen.stack).devices == "npu")
     assert "&" not in shown(recipe, "kuberay")  # no YAML alias
+    assert json.loads(shown(recipe, "kuberay", "--json", *SECRET)) == job
 
 
 def check_pod(group: dict[str, Any], stack: str, devices: int) -> None:
@@ -125,3 +127,4 @@ def test_what_a_file_cannot_start_is_refused():
     own = f"recipe.files={{mine.py: {__file__}}}"
     assert "mine.py" in shown("addition-int8", "slurm", "--set", own, code=2)
     assert "trainer.nnodes=1" in shown("qwen3-30b-a3b-int8-grpo-2xa2", "docker-compose", code=2)
+    assert "--json" in shown("qwen2.5-7b-int8-gsm8k-h100", "slurm", "--json", code=2)

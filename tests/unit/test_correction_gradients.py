@@ -37,7 +37,7 @@ GRID = [(level, bypass, norm) for level in ("token", "sequence") for bypass, nor
 
 def lines_of(recipe: Recipe) -> tuple[str, ...]:
     """What of a recipe's command line decides the weights and the loss that they multiply; ++ fits either verl."""
-    lines = (line.lstrip("+") for line in resolve(recipe, paths_of(recipe, "/m", "/d", "/o")).overrides)
+    lines = (line.lstrip("+") for line in resolve(recipe, paths_of(recipe, "/m", "/d", "/o")))
     return tuple(sorted(f"++{line}" for line in lines if line.startswith(PARTS)))
 
 

@@ -8,20 +8,14 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from launch.doctor import machine
-from launch.doctor.facts import Facts, Wanted
-from launch.doctor.hosts import answer_here
 from launch.doctor.versions import patched
-from launch.system.software import Package, chip_of_build, installed_packages
+from launch.system.software import Package, cann_version, chip_of_build, installed_packages
 
 
-def test_sizes_are_those_of_df_and_free(tmp_path: Path):
-    found = subprocess.run(["df", "-BM", "--output=size", "/dev/shm"], capture_output=True, text=True, check=True)
-    (finding,) = machine.shm(Facts(Wanted()))
-    assert f" of {int(found.stdout.split()[1][:-1]) / 1024:.1f} GiB" in finding.what
+def test_memory_is_that_of_free_or_of_the_container(tmp_path: Path):
     free = subprocess.run(["free", "-b"], capture_output=True, text=True, check=True)
     total, available = machine.memory_here()
     assert available <= total <= int(free.stdout.split()[7])
@@ -37,14 +31,6 @@ def test_a_folder_that_cannot_be_used_for_what_is_temporary(tmp_path: Path, monk
     assert f"uid {os.getuid()}" in machine.unusable(str(tmp_path / "missing"))
     monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NODEV))
     assert "noexec" in machine.unusable(str(tmp_path))
-
-
-def test_a_machine_without_proc_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As where /proc is hidden: psutil reads it there."""
-    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
-    report = answer_here(Wanted())
-    levels = {one.check: one.level for one in report.findings}
-    assert (levels["machine.memory"], levels["versions.packages"]) == ("error", "ok") and "Python" in report.traits
 
 
 def test_packages_commits_and_the_chip_of_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -71,6 +57,20 @@ def test_flashrl_s_patch_is_seen(tmp_path: Path):
     assert patched(file) is None
     file.write_text("import sys\ntry: import flash_rl\nexcept ImportError: pass\n")
     assert patched(file) == str(file)
+
+
+def test_cann_where_its_variables_point(tmp_path: Path):
+    info = "package_name=Ascend-cann-toolkit\nversion=8.5.0\ninnerversion=V100R001C25SPC001B232\narch=aarch64\n"
+    for folder in ("own/aarch64-linux", "usr/local/Ascend/ascend-toolkit/latest/aarch64-linux"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "own/aarch64-linux/ascend_toolkit_install.info").write_text(info)
+    own = str(tmp_path / "own")
+    assert cann_version(tmp_path, {"ASCEND_HOME_PATH": own})[0] == "8.5.0"
+    assert cann_version(tmp_path, {})[0] is None
+    usual = tmp_path / "usr/local/Ascend/ascend-toolkit/latest/aarch64-linux/ascend_toolkit_install.info"
+    usual.write_text(info.replace("8.5.0", "9.1.0"))
+    assert cann_version(tmp_path, {}) == ("9.1.0", str(usual))
+    assert cann_version(tmp_path, {"ASCEND_HOME_PATH": str(tmp_path)}) == (None, f"{tmp_path} (ASCEND_HOME_PATH)")
 
 
 def test_it_is_quick_because_it_imports_no_torch():

@@ -13,9 +13,10 @@ from rich.console import Console
 from launch.cluster.inventory import Inventory
 from launch.doctor import hosts, network
 from launch.doctor.checking import Finding, HostReport, Report, show
-from launch.doctor.examination import wanted_here, wanted_of
-from launch.doctor.facts import Facts, Wanted
-from launch.doctor.hosts import REQUEST, alike, asked, examine, reaching
+from launch.doctor.facts import Facts
+from launch.doctor.hosts import REQUEST, asked, examine, reaching, traits
+from launch.plan import Wanted
+from launch.plan.wanted import wanted_here, wanted_of
 from launch.recipes import load, paths_of
 
 PROJECT = Path(__file__).parents[2]
@@ -29,20 +30,15 @@ def inventory(monkeypatch: pytest.MonkeyPatch) -> Inventory:
     return Inventory.model_validate({"stack": "cpu", "hosts": two})
 
 
-def findings(report: Report, check: str) -> list[Finding]:
-    return [finding for finding in report.findings if finding.check == check]
-
-
 def test_two_hosts_that_answer(inventory: Inventory, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hosts, "reaching", lambda *_: DOCTOR)
     report = examine(inventory)
     assert [host.host for host in report.hosts] == ["127.0.0.1", "::1"]
-    answered, same = report.together
-    assert {finding.level for finding in (*report.together, *findings(report, "hosts.reach"))} == {"ok"}
-    assert "2 hosts" in answered.what and "all hosts" in same.what
-    levels = [{finding.check: finding.level for finding in host.findings} for host in report.hosts]
-    assert (levels[0]["network.address"], levels[1]["network.address"]) == ("ok", "error")
-    assert "eth7" in report.hosts[1].findings[[*levels[1]].index("network.address")].what
+    assert [(one.check, one.level) for one in report.together] == [("hosts.answer", "ok"), ("hosts.traits", "ok")]
+    first, second = ({one.check: one for one in host.findings} for host in report.hosts)
+    assert {one["hosts.reach"].level for one in (first, second)} == {"ok"}
+    assert (first["network.address"].level, second["network.address"].level) == ("ok", "error")
+    assert "eth7" in second["network.address"].what
     assert report.exit_code == 1 and json.loads(report.as_json())["hosts"][1]["host"] == "::1"
 
 
@@ -50,8 +46,9 @@ def test_a_host_that_does_not_answer(inventory: Inventory, monkeypatch: pytest.M
     refused = ["bash", "-c", "echo 'ssh: connect to host x port 22: Connection refused' >&2; exit 255"]
     monkeypatch.setattr(hosts, "reaching", lambda _, at: refused if at else DOCTOR)
     report = examine(inventory)
-    (silent,) = findings(report, "hosts.answer")
-    assert silent.level == "error" and has_line_naming(silent.what, "::1:", "ssh: connect", "refused")
+    silent, _ = report.together
+    assert (silent.check, silent.level) == ("hosts.answer", "error")
+    assert has_line_naming(silent.what, "::1:", "ssh: connect", "refused")
     assert [host.host for host in report.hosts] == ["127.0.0.1"]
 
 
@@ -82,15 +79,15 @@ def test_a_port_without_a_listener_is_reached_and_a_silent_one_is_not(monkeypatc
         full.bind(("127.0.0.1", 0))
         port = full.getsockname()[1]
         facts = Facts(Wanted(targets=[("127.0.0.1", port)]))
-        assert [one.level for one in network.reached(facts)] == ["ok"]  # nobody listens
+        assert [*network.reach(facts)] == []  # nobody listens
         full.listen(0)
-        assert [one.level for one in network.reached(facts)] == ["ok"]
+        assert [*network.reach(facts)] == []
         monkeypatch.setattr(network, "CONNECT_SECONDS", 0.2)
         waiting = [socket.socket() for _ in range(4)]
         for one in waiting:
             one.setblocking(False)
             one.connect_ex(("127.0.0.1", port))
-        (finding,) = network.reached(facts)
+        (finding,) = network.reach(facts)
         assert finding.level == "error" and has_line_naming(finding.what, "127.0.0.1", f"port {port}", "0.2 s")
         assert has_line_naming(finding.fix, "on 127.0.0.1")
         for one in waiting:
@@ -99,9 +96,9 @@ def test_a_port_without_a_listener_is_reached_and_a_silent_one_is_not(monkeypatc
 
 def test_versions_that_differ_are_named_by_host():
     reports = [HostReport(host, [], {"torch": torch, "driver": host}) for host, torch in zip("abc", "121", strict=True)]
-    said = {finding.what: finding.level for finding in alike(reports, {})}
+    said = {finding.what: finding.level for finding in traits(reports, {})}
     assert said == {"torch: 1 on a, c; 2 on b": "error", "driver: a on a; b on b; c on c": "warning"}
-    (finding,) = alike([HostReport("a", [], {"ray": "2"}), HostReport("b", [], {})], {})
+    (finding,) = traits([HostReport("a", [], {"ray": "2"}), HostReport("b", [], {})], {})
     assert (finding.level, finding.what) == ("error", "ray: 2 on a; none on b")
 
 
@@ -109,40 +106,29 @@ def test_what_a_recipe_wants_of_a_host(inventory: Inventory):
     recipe = load("qwen2.5-7b-int8-gsm8k-a2")
     paths = paths_of(recipe, "/m", "/d", "/o")
     one = wanted_of(inventory, 1, recipe, paths)
-    assert (one.model, one.out, one.head, one.nic) == ("/m", "/o", False, "eth7")
+    assert (one.model, one.out, one.role, one.nic) == ("/m", "/o", "worker", "eth7")
     assert (one.devices, one.device_gib, one.saving) == (8, recipe.memory.device, None)
     model, *files = one.needs
     assert model == "/m" and len(files) == 2 and all(file.startswith("/d/") for file in files)
     assert one.imports
-    first = wanted_of(inventory, 0, recipe, paths).saving
-    assert (first.out, first.model) == ("/o", "/m")
+    assert wanted_of(inventory, 0, recipe, paths).saving.every == recipe.setting("trainer.save_freq")
     assert REQUEST.validate_json(REQUEST.dump_json(one)) == one
     alone = wanted_here(recipe, paths)
     assert (alone.stack, alone.hosts, alone.address, alone.model) == (recipe.stack, 1, None, "/m")
-
-
-def test_whether_the_engine_sleeps():
-    recipe = load("qwen2.5-7b-int8-gsm8k-a2")
-    paths = paths_of(recipe, "/m", "/d", "/o")
-    assert wanted_here(recipe, paths).sleeps  # verl's own default
+    assert alone.sleeps  # verl's own default
     for setting in ("free_cache_engine", "enable_sleep_mode"):
         tree = {"actor_rollout_ref": {"rollout": {setting: False}}}
         assert not wanted_here(recipe.model_copy(update={"verl": tree}), paths).sleeps
 
 
-def test_this_machine():
-    report = examine()
-    levels = {finding.check: finding.level for finding in report.findings}
-    assert levels["versions.packages"] == "ok" and {"machine.shm", "network.ports"} <= levels.keys()
-    assert report.exit_code == ("error" in levels.values())
-
-
-def test_a_finding_is_said_once_with_its_hosts_and_its_fix():
+def test_a_problem_is_printed_once_with_its_hosts_and_its_fix():
     full = Finding("error", "machine.shm", "0.1 GiB free", "docker run --shm-size=64g")
-    fine = Finding("ok", "machine.shm", "60 GiB free")
+    fine = Finding("ok", "machine.shm", "no problem found")
     console = Console(file=StringIO(), width=100)
-    show(Report([HostReport("a", [full]), HostReport("b", [fine]), HostReport("c", [full])]), console)
-    error, fix, ok, _, summary = console.file.getvalue().splitlines()
-    assert has_line_naming(error, "error", "machine.shm", "a, c:", "0.1") and has_line_naming(ok, "ok", "on b", "60")
+    reports = [HostReport("a", [full], {"torch": "2.9"}), HostReport("b", [fine], {}), HostReport("c", [full], {})]
+    show(Report(reports), console)
+    first, _, _, error, fix, _, summary = console.file.getvalue().splitlines()
+    assert has_line_naming(first, "a:", "torch 2.9")
+    assert has_line_naming(error, "error", "machine.shm", "a, c:", "0.1")
     assert has_line_naming(fix, "--shm-size=64g")
     assert has_line_naming(summary, "errors: 2", "warnings: 0", "ok: 1")

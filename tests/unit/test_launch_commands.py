@@ -37,12 +37,10 @@ def written(folder: Path, *addresses: str, **fields) -> str:
     [
         (["no-recipe"], "'no-recipe'"),
         (["addition-int8"], "-- trainer.nnodes=1"),
-        (["addition-int8", "--set", "nodes"], "'nodes' … KEY=VALUE"),
         (["addition-int8", "--set", "node=1"], "node: "),
         (["addition-int8", "--cluster", "a2-2-node"], "a2-2-nodes"),
         (["addition-int8", "--on-this-node"], "--on-this-node: … --cluster"),
         (["addition-int8", "--json"], "--json … --dry-run"),
-        (["addition-int8", "--set", "nodes=1", "--", "-cn=x"], "'-cn=x' … KEY=VALUE"),
         *(
             (["addition-int8", "--set", "nodes=1", "--", one], said)
             for one, said in (

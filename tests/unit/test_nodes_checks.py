@@ -15,12 +15,11 @@ from npu_tools import A2_BOARD, A2_TABLE, A3_BOARD, A3_TABLE, one_card, write_np
 
 from launch import LaunchError
 from launch.doctor.drivers import Device, Devices
-from launch.doctor.facts import Wanted
 from launch.environment import network
 from launch.nodes import checks
 from launch.nodes.checks import versions
 from launch.nodes.ray_node import variables
-from launch.plan import NodePlan
+from launch.plan import NodePlan, Wanted
 from launch.system import private
 from launch.system.software import Import
 
@@ -91,7 +90,7 @@ def test_a_variable_of_the_inventory_counts_in_what_the_doctor_says(tmp_path: Pa
     (tmp_path / "only_here.py").touch()
     module = Import("only_here", "the trainer", "take another recipe")
     for own, absent in (({}, True), ({"PYTHONPATH": str(tmp_path)}, False)):
-        plan = node_plan(layers=[("inventory", own)], imports=[Import("json", "every run", "-"), module])
+        plan = node_plan(environment=own, imports=[Import("json", "every run", "-"), module])
         lines = checks.find(NodePlan.from_json(plan.to_json()))[1]  # as it goes to a host
         assert [has_line_naming(line, "only_here", module.who, module.fix) for line in lines] == [True] * absent
 

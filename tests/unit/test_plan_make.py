@@ -15,10 +15,12 @@ from plan_cases import RUN, TWO_A2, inventory, plan
 
 from launch import LaunchError
 from launch.cluster.inventory import Inventory, Ports
+from launch.cluster.transport import command_of
 from launch.plan import NodePlan, job
 from launch.plan.job import places
 from launch.plan.start import ASCEND_ADDRESSES, NPU_SMI, RDMA_DEVICES, start_line
 from launch.recipes import load, resolve
+from launch.recipes.verl import RELEASE
 
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 
@@ -44,8 +46,8 @@ def test_the_first_host_is_the_head_and_has_the_job():
     assert (head.role, worker.role, head.job is None, worker.job) == ("head", "worker", False, None)
     assert head.head == worker.head == "192.0.2.11"
     assert head.members == worker.members == ["192.0.2.11", "192.0.2.12"]
-    assert head.ports == {"ray": 6766, "dashboard": 8260, "workers": "20000-29999"}
-    assert made.containers == [None, None] and {node.socket_filter for node in made.nodes} == {False}
+    assert head.ports == Ports().model_dump()
+    assert {node.socket_filter for node in made.nodes} == {False}
     for node in plan(machines=inventory(socket_filter=True), shell={"FLASHRL_CONFIG": "a\nb"}).nodes:
         assert node.socket_filter and "\n" not in node.to_json()
         assert NodePlan.from_json(node.to_json()) == node
@@ -74,10 +76,10 @@ def test_an_attention_without_a_kernel_for_the_stacks_devices_is_refused():
 
 def test_the_job_is_the_recipes_command_with_the_users_settings():
     made, recipe = plan(extra=["trainer.save_freq=5", "+trainer.new=1"]), load(TWO_A2)
-    resolved = resolve(recipe, places(recipe, inventory(), RUN, False))
+    overrides = resolve(recipe, places(recipe, inventory(), RUN, False))
     entrypoint = made.nodes[0].job.entrypoint
-    assert entrypoint[:2] == ["-m", resolved.main]
-    assert {*entrypoint[2:]} ^ {*resolved.overrides} == {
+    assert entrypoint[:2] == ["-m", RELEASE.main]
+    assert {*entrypoint[2:]} ^ {*overrides} == {
         "trainer.save_freq=20",
         "trainer.save_freq=5",
         "+trainer.new=1",
@@ -165,7 +167,7 @@ def test_too_few_hosts_and_devices_are_said_with_what_to_change():
 def test_more_hosts_than_needed_are_left_alone():
     made = plan(machines=inventory(hosts=[f"192.0.2.{number}" for number in (11, 12, 13)]))
     assert [node.address for node in made.nodes] == ["192.0.2.11", "192.0.2.12"] == made.nodes[0].members
-    assert len(made.start) == len(made.inventory.hosts) == len(made.local) == 2
+    assert len(made.nodes) == len(made.inventory.hosts) == len(made.local) == 2
     assert [note for note in made.notes if "192.0.2.13" in note]
 
 
@@ -184,11 +186,11 @@ def test_the_devices_of_the_inventory_or_of_the_users_variable_are_taken():
 
 
 def test_checkpoints_of_several_hosts_lie_in_a_shared_folder():
-    assert plan().out == f"/shared/runs/{RUN}"
-    assert plan(out="/shared/mine").out == "/shared/mine"
+    assert plan().nodes[1].out == f"/shared/runs/{RUN}"
+    assert plan(out="/shared/mine").nodes[1].out == "/shared/mine"
     line = said(out="/sharedness/mine")
     assert "--out /sharedness/mine" in line and "/shared" in line
-    assert plan("addition-int8", inventory("cpu"), extra=["trainer.nnodes=1"], out="/any").out == "/any"
+    assert plan("addition-int8", inventory("cpu"), extra=["trainer.nnodes=1"], out="/any").nodes[0].out == "/any"
 
 
 def test_a_model_is_a_folder_or_an_id_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -278,11 +280,12 @@ def test_the_container_of_a_run_has_the_npus_that_were_chosen_alone(tmp_path: Pa
     hosts = [{"address": "192.0.2.11", "devices": list(range(8, 16))}, "192.0.2.12"]
     shell = {"ASCEND_RT_VISIBLE_DEVICES": "0,1,2,3,4,5,6,15"}
     machines = inventory(hosts=hosts, image="img", project=None, mounts=["/nfs:/shared"])
-    first, second = plan(machines=machines).start
+    made = plan(machines=machines)
+    first, second = (command_of(made, number)[-1] for number in (0, 1))
     assert shlex.split(first).count("--device=/dev/davinci15") == 1 and "/dev/davinci7 " not in first
     assert "| head -n 8 |" in second and re.findall(r"davinci\d", second) == []
-    (line, _) = plan(machines=inventory(image="img", project=None, mounts=["/nfs:/shared"]), shell=shell,
-                     local=[True, False]).start  # fmt: skip
+    machines = inventory(image="img", project=None, mounts=["/nfs:/shared"])
+    line = command_of(plan(machines=machines, shell=shell, local=[True, False]), 0)[-1]
     assert re.findall(r"/dev/davinci(\d+)", line) == [*"0123456", "15"]
 
 

@@ -6,6 +6,7 @@ import shlex
 from plan_cases import RUN, facts, inventories_for, inventory, plan
 
 from launch import LaunchError
+from launch.cluster.transport import command_of
 from launch.plan.dry_run import ask_all, described, text
 from launch.recipes import load, names
 
@@ -41,17 +42,19 @@ def test_what_hosts_say_of_themselves_is_in_their_environment():
     assert f"--node-ip-address={worker['address']}" in worker["ray"]
 
 
-def test_a_host_that_does_not_answer_is_shown_with_words_and_the_reason():
-    hosts = [{"address": "node1", "nic": "auto"}, {"address": "2001:db8::2", "nic": "bond0", "devices": list(range(8))}]
-    first, second = tree(plan(machines=inventory(hosts=hosts)), silent)["hosts"]
-    assert first["silent"] == "ssh: connection refused port 22"
-    assert value_of(first, "GLOO_SOCKET_IFNAME") == "<NIC with address node1>"
-    assert value_of(first, "HCCL_IF_IP") == "<address of node1>"
-    assert "8" in value_of(first, "ASCEND_VISIBLE_DEVICES")
-    assert value_of(first, "ASCEND_RT_VISIBLE_DEVICES") == "0,1,2,3,4,5,6,7"  # the first eight, whatever their numbers
-    assert value_of(second, "HCCL_SOCKET_IFNAME") == "=bond0"
-    assert value_of(second, "HCCL_SOCKET_FAMILY") == "AF_INET6"
-    assert value_of(second, "ASCEND_VISIBLE_DEVICES") == "0,1,2,3,4,5,6,7"
+def test_a_host_that_does_not_answer_or_lacks_devices_is_shown_with_the_reason():
+    made = plan()
+    first, second = (command_of(made, number) for number in (0, 1))
+    chosen = facts()["chosen"] | {"devices": None, "places": None}
+    for answer, told in (
+        (silent, "ssh: connection refused port 22"),
+        (lambda *_: {"chosen": chosen, "problems": ["no NPU"]}, "no NPU"),
+    ):
+        shown = tree(made, answer)
+        for host, command in zip(shown["hosts"], (first, second), strict=True):
+            assert [*filter(None, [host["silent"]]), *host["problems"]] == [told]
+            assert (host["start"], host["ray"], host["environment"]) == (shlex.join(command), None, [])
+            assert told in text(shown) and shlex.join(command) in text(shown)
 
 
 def test_what_is_in_the_way_of_several_hosts_stands_once_at_the_end():
@@ -71,7 +74,7 @@ def test_every_kind_of_recipe_has_a_dry_run():
     for recipe in kinds.values():
         machines = inventories_for(recipe.name)[0]
         made = plan(recipe.name, machines, out=f"{machines.shared[0]}/one" if machines.shared else None)
-        seen = text(tree(made, silent))
+        seen = text(tree(made, answers))
         assert all(f"{host.address} " in seen for host in machines.hosts[: recipe.nodes])
         assert f"trainer.nnodes={recipe.nodes}" in seen and f"n_gpus_per_node={recipe.devices_per_node}" in seen
         assert f"quantization_config.scheme={recipe.rollout.scheme} " in seen or recipe.rollout.scheme == "bf16"
@@ -85,10 +88,10 @@ def test_no_secret_is_shown():
     made = plan(
         machines=machines, shell=shell, extra=[f"+trainer.api_key={SECRET}", f"+trainer.a={{b: [{{token: {SECRET}}}]}}"]
     )
-    shown = tree(made, silent)
+    shown = tree(made, answers)
     assert SECRET not in json.dumps(shown) and SECRET not in text(shown)
     assert SECRET in made.nodes[0].to_json()  # it is there to be hidden
-    assert "***" not in json.dumps(tree(plan(), silent))  # numbers of tokens are none
+    assert "***" not in json.dumps(tree(plan(), answers))  # numbers of tokens are none
     key = next(one for one in shown["hosts"][0]["environment"] if one["name"] == "WANDB_API_KEY")
     assert (key["value"], key["source"], key["instead_of"]) == ("***", "shell", "***")
     assert "+trainer.api_key=***" in shown["job"]["entrypoint"]
@@ -102,7 +105,8 @@ def test_a_users_value_is_shown_with_what_it_replaces():
 
 def test_all_of_a_host_is_shown():
     made = plan(machines=inventory(image="img", mounts=["/nfs:/shared"], project=None))
-    shown = text(tree(made, silent))
-    assert made.containers == [f"ascend-quant-{RUN}-{number}" for number in (0, 1)]
-    for part in (*map(shlex.quote, made.start), *made.containers, *made.nodes[0].needs, "6766", "8260"):
+    shown = text(tree(made, answers))
+    containers = [f"ascend-quant-{RUN}-{number}" for number in (0, 1)]
+    starts = [shlex.join(command_of(made, number)) for number in (0, 1)]
+    for part in (*starts, *containers, *made.nodes[0].needs, "6766", "8260"):
         assert part in shown

@@ -15,10 +15,11 @@ from naming import has_line_naming
 import ascend_quant
 from launch import LaunchError
 from launch.doctor.checking import Finding, HostReport, Report
+from launch.plan import dry_run
 from launch.ray_jobs import sources
 from launch.ray_jobs.cluster import connect, url
 from launch.ray_jobs.nodes import lines_of
-from launch.ray_jobs.plan import RayPlan, described, make, places
+from launch.ray_jobs.plan import RayPlan, make, places
 from launch.recipes import Paths, load
 
 TOKEN = "a-token-of-thirty-two-characters"
@@ -113,9 +114,7 @@ def test_a_secret_is_a_variable_of_the_job_and_nothing_else():
     made = plan(shell={"WANDB_API_KEY": "hush-hush", "WANDB_PROJECT": "one"})
     assert made.job.environment["WANDB_API_KEY"] == "hush-hush"
     assert made.wanted.environment["WANDB_PROJECT"] == "one"
-    assert (
-        "hush" not in f"{made.wanted}{made.job.entrypoint}{made.notes}{described(made, 'there')}"
-    )  # some are arguments
+    assert "hush" not in f"{made.wanted}{made.job.entrypoint}{made.notes}{dry_run.job(made.job)}"  # some are arguments
 
 
 def test_a_value_that_ray_would_expand_is_refused():

@@ -61,7 +61,7 @@ def test_a_shell_gets_values_as_they_are(tmp_path: Path):
     paths = Paths("/m/a b", "/d", "/o")
     shown = run("show", file, "--model", paths.model, "--data", paths.data, "--out", paths.out)
     assert shown.exit_code == 0, shown.stderr
-    command = ["-m", "ascend_quant.integrations.verl.main_ppo", *resolve(load(file), paths).overrides]
+    command = ["-m", "ascend_quant.integrations.verl.main_ppo", *resolve(load(file), paths)]
     script = f'python() {{ printf \'%s\\0\' "$A" "$@"; }}\n{shown.stdout}'
     for given, said in (({}, value), ({"A": "mine"}, "mine")):
         done = subprocess.run(

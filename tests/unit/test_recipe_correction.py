@@ -39,7 +39,7 @@ def loss_of(name: str, sequences: int = 3) -> tuple[Tensor, Tensor, str, set[str
     from verl.utils.config import omega_conf_to_dataclass
 
     recipe = RECIPES[name]
-    overrides = resolve(recipe, paths_of(recipe, "/m", "/d", "/o")).overrides
+    overrides = resolve(recipe, paths_of(recipe, "/m", "/d", "/o"))
     with initialize_config_module("verl.trainer.config", version_base=None):
         actor = omega_conf_to_dataclass(compose("ppo_trainer", overrides=list(overrides)).actor_rollout_ref.actor)
     mode, trained = actor.policy_loss.loss_mode, TRAINED.clone().requires_grad_()

@@ -102,8 +102,8 @@ def facts(name: str) -> tuple[tuple[str, str], ...]:
     name, _, stack = name.partition("@")
     recipe = load(name, [f"stack={stack}"] if stack else [])
     found = resolve(recipe, paths_of(recipe, None, "/data", "/out"))
-    lines = [one.lstrip("+").split("=", 1) for one in found.overrides]
-    return (*((key, value.strip("'")) for key, value in lines), *found.environment.items())
+    lines = [one.lstrip("+").split("=", 1) for one in found]
+    return (*((key, value.strip("'")) for key, value in lines), *recipe.environment.items())
 
 
 def values(name: str, key: str) -> set[str]:

@@ -72,7 +72,7 @@ ULYSSES_16 = {
 def told(name: str, *changes: str) -> dict[str, object]:
     """What verl is told by a recipe: hydra's own reading of every override, by its key."""
     recipe = load(name, changes)
-    lines = resolve(recipe, paths_of(recipe, None, "/data", "/out")).overrides
+    lines = resolve(recipe, paths_of(recipe, None, "/data", "/out"))
     return {key: value for key, _, value in map(parsed, lines)}
 
 

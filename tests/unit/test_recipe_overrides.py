@@ -9,7 +9,7 @@ from test_recipe_rules import MEGATRON, OPTIONS, QAT
 from ascend_quant.integrations.verl.training.attention_settings import LIBRARY, PACKED
 from ascend_quant.recipes.keys import CORRECTION
 from launch.recipes import Paths, paths_of, resolve
-from launch.recipes.verl import text
+from launch.recipes.verl import text, verl_of
 
 PATHS = Paths("/m odel", "/data", "/out")
 words = st.text(st.sampled_from("ab0 .:/\\'\"{}[](),=$%?*+-_#@!~|^&<>é"), max_size=12)
@@ -41,7 +41,7 @@ def test_values_survive_hydra(value):
 
 
 def overrides(folder, *changes: str) -> dict[str, str]:
-    lines = resolve(load(write(folder), changes), PATHS).overrides
+    lines = resolve(load(write(folder), changes), PATHS)
     return dict(one.split("=", 1) for one in lines)
 
 
@@ -90,8 +90,7 @@ def test_fp8_training_reaches_megatron(tmp_path):
         (f"+{MEGATRON}.override_transformer_config.fp8_recipe", "blockwise"),
         ("+ray_kwargs.ray_init.runtime_env.env_vars.NVTE_FP8_BLOCK_SCALING_FP32_SCALES", "'1'"),
     }
-    environment = resolve(load(write(tmp_path), ["precision=fp8"]), PATHS).environment
-    assert environment == {"NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "1"}
+    assert load(write(tmp_path), ["precision=fp8"]).environment == {"NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "1"}
 
 
 def test_an_exact_trainer_needs_no_more_than_its_name(tmp_path):
@@ -148,9 +147,9 @@ def test_the_older_verl(tmp_path):
     """
     lacks = [f"algorithm.filter_groups.{one}" for one in ("enable=false", "metric=acc")]
     found = resolve(load(write(tmp_path), ["stack=ascend-cann8.5", *lacks]), PATHS)
-    lines = [one for one in found.overrides if "filter_groups" in one or "vllm.quantization=" in one]
-    assert (found.main, lines) == ("verl.trainer.main_ppo", [])
-    assert [one for one in found.overrides if one.endswith("quant_method=ascend_quant")]
+    lines = [one for one in found if "filter_groups" in one or "vllm.quantization=" in one]
+    assert (verl_of("ascend-cann8.5").main, lines) == ("verl.trainer.main_ppo", [])
+    assert [one for one in found if one.endswith("quant_method=ascend_quant")]
     key = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls"
     for stack, scheme, told in (
         ("ascend-cann8.5", "int8", True),
@@ -171,7 +170,7 @@ def test_bf16_on_npus_is_vllm_ascends_own(tmp_path, stack, plugin):
 def test_the_users_own_prefixes_and_references_stay(tmp_path):
     """verl's own config knows what ours alone does not, and hydra's settings are none of verl's."""
     given = ("+trainer.new={a: 1}", "trainer.test_freq=${trainer.save_freq}", "hydra.run.dir=/x")
-    lines = resolve(load(write(tmp_path), [*given, "~trainer.use_v1"]), PATHS).overrides
+    lines = resolve(load(write(tmp_path), [*given, "~trainer.use_v1"]), PATHS)
     assert {"+trainer.new.a=1", "trainer.test_freq='${trainer.save_freq}'", "hydra.run.dir=/x", "~trainer.use_v1"} <= {
         *lines
     }
@@ -183,7 +182,7 @@ def test_files_and_variables_go_along(tmp_path):
     found = resolve(load(write(tmp_path), given), PATHS)
     assert found.files["reward.py"].read_text() == "# mine\n"
     assert found.environment == {"NCCL_DEBUG": "INFO"}
-    assert not [one for one in found.overrides if "NCCL" in one], "the user's own value could not win"
+    assert not [one for one in resolve(found, PATHS) if "NCCL" in one], "the user's own value could not win"
 
 
 def test_the_model_may_lie_among_the_data(tmp_path):

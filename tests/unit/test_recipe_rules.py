@@ -30,9 +30,16 @@ SENDING = [
     (["stack=ascend-cann8.5", "send=int8"], "send: int8 … ascend-cann8.5"),
     (["stack=ascend-cann8.5", f"{QAT}=int8"], "qat: int8 … ascend-cann8.5"),
 ]
+ROUTES = f"{ROLLOUT}.enable_rollout_routing_replay=true"
 REPLAY = [
-    (["backend=fsdp2"], "enable_rollout_routing_replay … fsdp2 … megatron"),
-    (["stack=ascend-cann9.1"], "enable_rollout_routing_replay … ascend-cann9.1"),
+    ([ROUTES, "backend=fsdp2"], "enable_rollout_routing_replay … fsdp2 … megatron"),
+    ([ROUTES, "stack=ascend-cann9.1"], "enable_rollout_routing_replay … ascend-cann9.1"),
+]
+USELESS = [  # settings that do nothing, or harm
+    (["actor_rollout_ref.model.path=/m"], "model.path … --model"),
+    (["data.val_files=/v"], "data.val_files … --data … recipe.data.validation"),
+    (["actor_rollout_ref.ref.fsdp_config.model_dtype=bf16"], "rotary"),
+    ([f"{ACTOR}.use_torch_compile=false"], "actor.fsdp_config.use_torch_compile"),
 ]
 APART = ["placement=apart", "trainer.n_gpus_per_node=6", f"{ROLLOUT}.n_gpus_per_node=2"]
 DEVICES = [
@@ -46,14 +53,9 @@ DEVICES = [
 ]
 
 
-@pytest.mark.parametrize("changes, said", [*SCHEMES, *CACHES, *SENDING, *DEVICES])
+@pytest.mark.parametrize("changes, said", [*SCHEMES, *CACHES, *SENDING, *REPLAY, *USELESS, *DEVICES])
 def test_what_cannot_work_is_refused(tmp_path: Path, changes: list[str], said: str):
     assert has_line_naming(error(tmp_path, *changes), said)
-
-
-@pytest.mark.parametrize("changes, said", REPLAY)
-def test_routes_that_could_not_be_replayed(tmp_path: Path, changes: list[str], said: str):
-    assert has_line_naming(error(tmp_path, f"{ROLLOUT}.enable_rollout_routing_replay=true", *changes), said)
 
 
 @pytest.mark.parametrize(
@@ -78,19 +80,6 @@ def test_what_a_stacks_verl_lacks_is_said(tmp_path: Path):
     assert "algorithm.filter_groups.enable=false" in message and len(message.splitlines()) == 1
     load(write(tmp_path), ["stack=ascend-cann8.5", *sampling, "algorithm.filter_groups.enable=false"])  # as it says
     load(write(tmp_path), ["stack=ascend-cann9.1", *sampling])
-
-
-@pytest.mark.parametrize(
-    "change, said",
-    [
-        ("actor_rollout_ref.model.path=/m", "model.path … --model"),
-        ("data.val_files=/v", "data.val_files … --data … recipe.data.validation"),
-        ("actor_rollout_ref.ref.fsdp_config.model_dtype=bf16", "rotary"),
-        (f"{ACTOR}.use_torch_compile=false", "actor.fsdp_config.use_torch_compile"),
-    ],
-)
-def test_settings_that_do_nothing_or_harm(tmp_path: Path, change: str, said: str):
-    assert has_line_naming(error(tmp_path, change), said)
 
 
 @pytest.mark.parametrize("change", ["kv=int8", "send=int8", f"{OPTIONS}.ignore=[lm_head]"])

@@ -64,7 +64,7 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def lines_of(recipe) -> list[str]:
-    lines = resolve(recipe, paths_of(recipe, None, "/data", "/out")).overrides
+    lines = resolve(recipe, paths_of(recipe, None, "/data", "/out"))
     return [line for line in lines if not line.startswith("model_engine=")]  # which file is composed, not a setting
 
 

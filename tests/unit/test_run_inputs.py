@@ -10,10 +10,10 @@ from doctor_facts import said
 from naming import has_line_naming
 
 from launch.doctor import run
-from launch.doctor.facts import Facts, Wanted
+from launch.doctor.facts import Facts
 from launch.inputs.checkpoints import lacking_room
 from launch.inputs.rows import lacking
-from launch.plan import Saving
+from launch.plan import Saving, Wanted
 
 
 def told(check, **wanted: object) -> list[str]:
@@ -211,10 +211,10 @@ def free(monkeypatch: pytest.MonkeyPatch):
     return lambda size: monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1 << 50, 0, size))
 
 
-def saving(folder: Path, **changes: object) -> Saving:
+def saving(folder: Path, **changes: object) -> Wanted:
     made = {"keep": None, "steps": 10, "every": 4, "epochs": 1, "batch": 2, "parameter_bytes": 12}
-    there = {"out": str(folder / "runs" / "new"), "model": model(folder / "model"), "train": "/absent.parquet"}
-    return Saving(**{**there, **made, **changes})
+    saved = Saving(**{"train": "/absent.parquet", **made, **changes})
+    return Wanted(out=str(folder / "runs" / "new"), model=model(folder / "model"), saving=saved)
 
 
 @pytest.mark.parametrize(
@@ -234,6 +234,6 @@ def test_checkpoints_must_have_room(tmp_path: Path, free, changes: dict, count: 
     free(count * 1024 * 12 - 1)
     what, fix = lacking_room(one)
     assert what.startswith(f"{tmp_path}/runs/new: {count} checkpoints") and "max_actor_ckpt_to_keep" in fix
-    assert told(run.out, out=one.out, saving=one) == [f"{what} | {fix}"]
+    assert told(run.out, **vars(one)) == [f"{what} | {fix}"]
     Path(one.out, "checkpoints", "global_step_4").mkdir(parents=True)  # it needs no more room
     assert lacking_room(one) is None

@@ -68,7 +68,7 @@ def check(source: Path) -> None:
         if recipe.stack.startswith("ascend"):
             without = ["algorithm.filter_groups.enable=false"] if "filter_groups" in str(recipe.verl) else []
             recipe = load(name, ["stack=ascend-cann8.5", *without])
-            config = composed(source, list(resolve(recipe, paths_of(recipe, None, "/data", None)).overrides))
+            config = composed(source, list(resolve(recipe, paths_of(recipe, None, "/data", None))))
             validate_config(config, need_reference_policy(config), need_critic(config))
             omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
             print(name, "passes")
