@@ -8,8 +8,10 @@ At the end, every part has 40 seconds to end what it started; hosts whose part d
 """
 
 import json
+import os
 import queue
 import re
+import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -64,6 +66,9 @@ class Attempt:
         self.plan, self.desk, self.patient = plan, desk, patient
         self.hosts = {index: HostState(plan.inventory.hosts[index].address) for index in desk.mine}
         self.first = self.hosts[desk.mine[0]]
+        # Ray's token; with --on-this-node, the head chooses it
+        all_hosts = len(self.hosts) == len(plan.nodes)
+        self.token = (os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)) if all_hosts else None
         self.events: queue.Queue[Event] = queue.Queue()
         self.deadline = time.monotonic() + plan.inventory.join_seconds
         self.first_problem: float | None = None
@@ -134,7 +139,7 @@ class Attempt:
     def open(self, index: int, host: HostState) -> None:
         """Start the part of a host."""
         host.channel, host.code, host.open_at = Channel(command_of(self.plan, index), index, self.events), None, None
-        host.channel.send(json.dumps({"run": asdict(self.plan.nodes[index])}))
+        host.channel.send(json.dumps({"run": asdict(self.plan.nodes[index]), "token": self.token}))
 
     def take_events(self) -> None:
         """Handle all queued events; wait a little for the first."""

@@ -21,16 +21,6 @@ def versions() -> dict[str, str]:
     return versions_of(Facts(Wanted()))
 
 
-def skew(head: dict[str, str], other: dict[str, str]) -> list[str]:
-    """Return the software in which a host differs from the head: 'ray 2.60.0, the head has 2.59.0'."""
-    names = [*head, *(name for name in other if name not in head)]
-    return [
-        f"{name} {other.get(name, 'missing')}, the head has {head.get(name, 'none')}"
-        for name in names
-        if head.get(name) != other.get(name)
-    ]
-
-
 def kernel_kills() -> int:
     """Return how many processes this host's kernel has OOM-killed since boot; 0 if it does not report it."""
     words = Path("/proc/vmstat").read_text().split()

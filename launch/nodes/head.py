@@ -12,12 +12,12 @@ from launch import LaunchError
 from launch.environment import network
 from launch.nodes import meeting
 from launch.nodes.checks import versions
-from launch.nodes.ray_node import Part, joined
+from launch.nodes.ray_node import Part, joined, start_command
 from launch.plan import NodePlan
-from launch.ray_jobs.cluster import Cluster
+from launch.ray_jobs.cluster import Cluster, connect
 from launch.ray_jobs.follow import driver_killed, passing_on, watch
 
-POLL_SECONDS = 1
+POLL_SECONDS = 2
 SILENT_SECONDS = 60  # a busy host's dashboard may be slow
 LEAVE_SECONDS = 20
 STOP_SECONDS = 8
@@ -25,14 +25,19 @@ STOP_SECONDS = 8
 
 def run(part: Part) -> int:
     """Start the head, wait for the members, run the job; return the exit code."""
-    plan, port = part.plan, int(part.plan.ports["dashboard"])
+    plan, wire = part.plan, part.checked.wire
     members = members_of(plan)
-    if len(plan.members) > 1:
-        meeting.share(plan, part.environment["RAY_AUTH_TOKEN"], versions())
-    part.start_ray(plan, port)
-    cluster = part.connect(f"http://{joined(part.checked.wire.address, port)}")
-    if cluster is None or not gather(part, cluster, members):
-        return 1
+    if part.token is None and len(plan.members) > 1:
+        meeting.share(plan, part.environment["RAY_AUTH_TOKEN"])
+    try:
+        own = ",".join(f"{name}={value}" for name, value in meeting.labels(versions()).items())
+        part.start_ray([*start_command(plan, wire, len(part.checked.devices)), f"--labels={own}"])
+        dashboard = f"http://{joined(wire.address, plan.ports['dashboard'])}"
+        cluster = part.until(lambda: connect(dashboard), "Ray's dashboard does not answer")
+        if cluster is None or not gather(part, cluster, members):
+            return 1
+    finally:
+        meeting.token_file(plan).unlink(missing_ok=True)
     part.formed = True
     code = run_job(part, cluster, members)
     if len(plan.members) > 1:
@@ -86,7 +91,7 @@ def gather(part: Part, cluster: Cluster, members: Members) -> bool:
     """
     plan, shown = part.plan, None
     while True:
-        part.ray.check()
+        part.check_ray()
         with suppress(OSError):  # Ray's dashboard is starting, or busy
             members.look(cluster.listed("nodes"))
         missing = [address for number, address in enumerate(plan.members) if number not in members.joined]
@@ -134,7 +139,7 @@ def run_job(part: Part, cluster: Cluster, members: Members) -> int:
 
 def check(part: Part, cluster: Cluster, members: Members) -> None:
     """Raise LaunchError if Ray has ended on this host, or on another one."""
-    part.ray.check()
+    part.check_ray()
     with suppress(OSError):  # `watch` measures how long the dashboard does not answer
         members.look(cluster.listed("nodes"))
     if members.lost:

@@ -1,13 +1,15 @@
 """`python -m launch node`: a host's part of a run, from the checks to the end of all processes that it started.
 
 Every host runs the same command; ssh, a job scheduler (`train --on-this-node`) or this machine's shell starts it. The
-task is one line of JSON on stdin. `run` follows launcher.py. The other tasks are answered by one line of JSON: `facts`
-of this host (for --dry-run), `doctor` (its Request), and `end_run` (for `stop`).
+task is one line of JSON on stdin. `run`, which comes with Ray's `token`, follows launcher.py. The other tasks are
+answered by one line of JSON: `facts` of this host (for --dry-run), `doctor` (its Request), and `end_run` (for `stop`).
 """
 
 import json
 import os
 import resource
+import secrets
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -21,7 +23,6 @@ from ascend_quant.terminal.exits import DONE, FAILED, NOT_FORMED, WRONG_USE
 from launch import LaunchError, port_guard
 from launch.doctor import hosts
 from launch.environment import network
-from launch.nodes import ray_node
 from launch.nodes.checks import check, find, kernel_kills
 from launch.nodes.launcher import Launcher, own_stdout
 from launch.nodes.ray_node import Part, variables
@@ -41,7 +42,7 @@ def main() -> int:
         print("node: started by ./run.sh train, which tells it its task on stdin: not for use by hand", file=sys.stderr)
         return WRONG_USE
     if "run" in task:
-        return run(task["run"], Launcher(stdout))
+        return run(task["run"], Launcher(stdout), task.get("token"))
     print(json.dumps(answer(task)), file=stdout, flush=True)
     return DONE
 
@@ -78,8 +79,11 @@ def is_part(process: psutil.Process) -> bool:
         return False
 
 
-def run(plan: NodePlan, launcher: Launcher) -> int:
+def run(plan: NodePlan, launcher: Launcher, token: str | None) -> int:
     """Check the host, run Ray on it until the job or the run has ended, and end all started processes.
+
+    Args:
+        token: Ray's token; None if the hosts are started one by one, and share the head's.
 
     Returns:
         DONE, FAILED, or NOT_FORMED if the host could not take part.
@@ -93,7 +97,7 @@ def run(plan: NodePlan, launcher: Launcher) -> int:
     except LaunchError as error:
         launcher.error(str(error))
         return NOT_FORMED
-    part, killed = Part(plan, checked, launcher, deadline), kernel_kills()
+    part, killed = Part(plan, checked, launcher, deadline, token), kernel_kills()
     try:
         prepare(part)
         launcher.status(doing="starting Ray")
@@ -119,10 +123,11 @@ def run(plan: NodePlan, launcher: Launcher) -> int:
 def prepare(part: Part) -> None:
     """Make the environment of Ray, and this process a client of it."""
     plan = part.plan
-    ray_node.make_folder(plan)
+    shutil.rmtree(plan.temp_dir, ignore_errors=True)  # from an earlier attempt of this run
+    private.make_folder(Path(plan.temp_dir))
     part.environment, notes = variables(plan, part.checked, dict(os.environ))
     notes += open_files()
-    ray_node.adopt_token(part.environment)
+    part.adopt(part.token or os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32))
     if plan.socket_filter:
         members = [ip for member in plan.members for ip in network.resolve(member)]
         part.environment = port_guard.preloaded(port_guard.build(Path(plan.temp_dir), members), part.environment)
@@ -146,8 +151,7 @@ def open_files() -> list[str]:
 def close(part: Part) -> None:
     """End Ray, keep its logs, remove its folder."""
     plan = part.plan
-    if part.ray is not None:
-        part.ray.end()
+    part.end_ray()
     logs = Path(plan.logs, private.plain(plan.address), "ray")
     try:
         private.make_folder(Path(plan.logs))
@@ -157,7 +161,7 @@ def close(part: Part) -> None:
                 file.write(text)
     except (LaunchError, OSError) as error:
         part.launcher.note(f"Ray's logs could not be kept in {logs}: {error}")
-    ray_node.remove_folder(plan)
+    shutil.rmtree(plan.temp_dir, ignore_errors=True)
 
 
 def session_logs(temp_dir: Path) -> Iterator[tuple[str, str]]:

@@ -16,8 +16,9 @@ from cluster_cases import new_run, node_plan
 from launch import LaunchError
 from launch.environment import network
 from launch.environment.network import Wire
+from launch.nodes.checks import Checked
 from launch.nodes.launcher import Launcher
-from launch.nodes.ray_node import GAVE_UP, RayNode, joined, start_command
+from launch.nodes.ray_node import GAVE_UP, Part, joined, start_command
 from launch.system.private import run_folder
 from launch.system.processes import MARK, of_run
 
@@ -92,7 +93,7 @@ OTHER = "RuntimeError('Version mismatch: 2.60.0 and 2.59.0')"
 
 
 class Started:
-    """A RayNode whose Ray fails so many times, and what it has told."""
+    """A part whose Ray fails so many times, and what it has told."""
 
     def __init__(self, folder: Path, failures: int, error: str, seconds: float) -> None:
         package = folder / "ray" / "scripts"
@@ -107,7 +108,9 @@ class Started:
         environment = os.environ | {"PYTHONPATH": str(folder), MARK: run}
         launcher = Launcher(sys.stdout)
         launcher.note = self.notes.append
-        self.node = RayNode(node_plan(run), ["ray", "start"], environment, launcher, time.monotonic() + seconds)
+        deadline = time.monotonic() + seconds
+        self.part = Part(node_plan(run), Checked(), launcher, deadline, environment=environment)
+        self.part.start_ray(["ray", "start"])
 
     def count(self) -> int:
         return len(self.starts.read_text())
@@ -116,7 +119,7 @@ class Started:
         """Check as the host's part does, until Ray was started so many times."""
         deadline = time.monotonic() + 60
         while self.count() < count and time.monotonic() < deadline:
-            self.node.check()
+            self.part.check_ray()
             time.sleep(0.05)
 
 
@@ -130,15 +133,15 @@ def start(tmp_path):
 
     yield of
     for started in made:
-        started.node.end()
+        started.part.end_ray()
 
 
 def test_it_starts_again_with_nothing_left_of_the_start_before(start):
     started = start(failures=2)
     started.check_until(3)
-    started.node.check()
+    started.part.check_ray()
     assert (started.count(), len(started.notes)) == (3, 2)
-    assert len(of_run(started.node.plan.run)) == 2, "more than the third start and its daemon"
+    assert len(of_run(started.part.plan.run)) == 2, "more than the third start and its daemon"
 
 
 @pytest.mark.parametrize(("error", "seconds"), [(OTHER, 60), (TIMED_OUT, 0)], ids=["another reason", "too late"])
