@@ -52,7 +52,7 @@ def run(plan: Plan, restarts: int, here: int | None = None) -> int:
     mine = list(range(len(plan.nodes))) if here is None else [here]
 
     def attempt(desk: Desk, number: int) -> Outcome:
-        return Attempt(again(plan, number), replace(desk, mine=mine), patient=number > 0).run()
+        return Attempt(again(plan, number), desk, mine, patient=number > 0).run()
 
     return conduct(Record.create(plan), len(plan.nodes), restarts, attempt)
 

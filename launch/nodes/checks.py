@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from launch import LaunchError, port_guard
+from launch import LaunchError
 from launch.doctor.examination import in_the_way, versions_of
 from launch.doctor.facts import Facts, Wanted
 from launch.environment import network
@@ -65,8 +65,6 @@ def find(plan: NodePlan) -> tuple[Checked, list[str]]:
         private.make_folder(Path(plan.temp_dir).parent)
     except LaunchError as error:
         problems.append(f"{error}: Ray's folder cannot be created there; have it removed")
-    if plan.socket_filter:
-        problems += port_guard.problems()
     return checked, problems
 
 

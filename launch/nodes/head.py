@@ -12,7 +12,7 @@ from launch import LaunchError
 from launch.environment import network
 from launch.nodes import meeting
 from launch.nodes.checks import versions
-from launch.nodes.ray_node import Part, joined, start_command
+from launch.nodes.ray_node import HOST, Part, joined, start_command
 from launch.plan import NodePlan
 from launch.ray_jobs.cluster import Cluster, connect
 from launch.ray_jobs.follow import driver_killed, passing_on, watch
@@ -26,12 +26,11 @@ STOP_SECONDS = 8
 def run(part: Part) -> int:
     """Start the head, wait for the members, run the job; return the exit code."""
     plan, wire = part.plan, part.checked.wire
-    members = members_of(plan)
+    members = Members()
     if part.token is None and len(plan.members) > 1:
         meeting.share(plan, part.environment["RAY_AUTH_TOKEN"])
     try:
-        own = ",".join(f"{name}={value}" for name, value in meeting.labels(versions()).items())
-        part.start_ray([*start_command(plan, wire, len(part.checked.devices)), f"--labels={own}"])
+        part.start_ray(start_command(plan, wire, len(part.checked.devices), meeting.labels(versions())))
         dashboard = f"http://{joined(wire.address, plan.ports['dashboard'])}"
         cluster = part.until(lambda: connect(dashboard), "Ray's dashboard does not answer")
         if cluster is None or not gather(part, cluster, members):
@@ -49,38 +48,18 @@ def run(part: Part) -> int:
 class Members:
     """The hosts that have joined the run's Ray, and those that were lost, by their numbers in the plan."""
 
-    addresses: list[list[str]]
     joined: set[int] = field(default_factory=set)
     lost: dict[int, str] = field(default_factory=dict)
 
     def look(self, nodes: list[dict[str, Any]]) -> None:
         """Update from the nodes that Ray's state API lists, dead ones included. A member that died stays lost."""
         for node in nodes:
-            host = self.number(node["node_ip"])
-            if host is None:
-                continue
+            host = int(node["labels"][HOST])
             if node["state"] == "ALIVE" and host not in self.lost:
                 self.joined.add(host)
             elif node["state"] == "DEAD" and host in self.joined:
                 self.joined.discard(host)
                 self.lost[host] = node["state_message"] or "Ray gives no reason"
-
-    def number(self, address: str) -> int | None:
-        """Return the host with an address. A run on one host has no others, since Ray replaces loopback addresses."""
-        if len(self.addresses) == 1:
-            return 0
-        return next((host for host, known in enumerate(self.addresses) if address in known), None)
-
-
-def members_of(plan: NodePlan) -> Members:
-    """Resolve the addresses of a plan's members; raise LaunchError, naming the host, if a name cannot be resolved."""
-    addresses = []
-    for member in plan.members:
-        try:
-            addresses.append(network.resolve(member))
-        except LaunchError as error:
-            raise LaunchError(f"the head cannot resolve {member}: {error}") from None
-    return Members(addresses)
 
 
 def gather(part: Part, cluster: Cluster, members: Members) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 import requests
 
 from launch import LaunchError
+from launch.nodes.ray_node import HOST
 from launch.plan import NodePlan
 from launch.ray_jobs.cluster import Cluster
 from launch.system import private
@@ -73,7 +74,7 @@ def differences(cluster: Cluster, versions: dict[str, str]) -> list[str]:
 
 def skew(head: dict[str, str], other: dict[str, str]) -> list[str]:
     """Return the labels in which a host differs from the head: 'ray 2.60.0, the head has 2.59.0'."""
-    names = [name for name in {**head, **other} if "/" not in name]  # Ray's own labels are named ray.io/..
+    names = [name for name in {**head, **other} if name != HOST and "/" not in name]  # Ray's own are named ray.io/..
     return [
         f"{name} {other.get(name, 'missing')}, the head has {head.get(name, 'none')}"
         for name in names

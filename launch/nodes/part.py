@@ -32,7 +32,6 @@ from launch.system.processes import OPEN_FILES, end_all, end_run, of_run
 
 NODE_SECONDS = 30
 LARGEST = 256 << 10  # bytes kept from the end of a log
-ALL = 16 << 20  # bytes kept of all logs together
 
 
 def main() -> int:
@@ -165,15 +164,10 @@ def close(part: Part) -> None:
 
 
 def session_logs(temp_dir: Path) -> Iterator[tuple[str, str]]:
-    """Yield names (relative to Ray's log folder) and texts: the end of each file, the newest first."""
+    """Yield names (relative to Ray's log folder) and texts: the end of each file that is not empty."""
     folder = temp_dir / "session_latest" / "logs"
-    files = [file for file in folder.rglob("*") if file.is_file() and file.stat().st_size] if folder.exists() else []
-    left = ALL
-    for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
-        with file.open("rb") as opened:
-            opened.seek(max(0, file.stat().st_size - LARGEST))
-            text = opened.read(min(LARGEST, left))
-        left -= len(text)
-        yield str(file.relative_to(folder)), text.decode(errors="replace")
-        if left <= 0:
-            return
+    for file in folder.rglob("*"):
+        if file.is_file() and (size := file.stat().st_size):
+            with file.open("rb") as opened:
+                opened.seek(max(0, size - LARGEST))
+                yield str(file.relative_to(folder)), opened.read(LARGEST).decode(errors="replace")

@@ -31,6 +31,8 @@ from launch.recipes.stacks import pins
 from launch.system.processes import MARK, end_run
 
 T = TypeVar("T")
+HOST = "host"  # label with the number of a host in the plan
+NO_LABELS: Mapping[str, str] = {}
 LAST_WORDS_SECONDS = 2
 POLL_SECONDS = 0.5
 GAVE_UP = (  # messages of Ray if a node, or the head, exceeds time limits that are fixed in Ray
@@ -41,8 +43,12 @@ CPU_ACTORS = 16  # verl's actors request one core each and are mostly idle; smal
 CPU_OBJECT_STORE = 500_000_000
 
 
-def start_command(plan: NodePlan, wire: Wire, count: int) -> list[str]:
-    """Return the `ray start` command of a host with `count` devices; a worker's command has the inventory's head."""
+def start_command(plan: NodePlan, wire: Wire, count: int, labels: Mapping[str, str] = NO_LABELS) -> list[str]:
+    """Return the `ray start` command of a host with `count` devices; a worker's command has the inventory's head.
+
+    Args:
+        labels: labels of the host's Ray node, beside its number in the plan.
+    """
     command = ["ray", "start", f"--node-ip-address={wire.address}"]
     if plan.role == "head":
         command += ["--head", f"--port={plan.ports['ray']}", "--include-dashboard=true"]
@@ -56,7 +62,9 @@ def start_command(plan: NodePlan, wire: Wire, count: int) -> list[str]:
         if plan.role == "head" or name != "ray-client-server-port"
     ]
     command += [f"--min-worker-port={low + network.RESERVED}", f"--max-worker-port={high}"]
-    return [*command, *resources(plan.stack, count), f"--temp-dir={plan.temp_dir}", "--disable-usage-stats", "--block"]
+    named = ",".join(f"{name}={value}" for name, value in {HOST: plan.host, **labels}.items())
+    command += [*resources(plan.stack, count), f"--labels={named}", f"--temp-dir={plan.temp_dir}"]
+    return [*command, "--disable-usage-stats", "--block"]
 
 
 def resources(stack: str, count: int) -> list[str]:

@@ -42,8 +42,8 @@ def run(tmp_path, monkeypatch) -> Iterator[Callable[..., tuple[Outcome, str]]]:
         plan = replace(plan, start=[f"cd {tmp_path}; read -r task; {part}" for part in (head, worker)])
         record = Record.create(plan_of(node_plan()), tmp_path / "runs")
         with Status(Console(file=shown, width=200), 2) as status:
-            desk = Desk(record, Logs(record.folder), status, Interrupt(), list(mine))
-            outcome = Attempt(plan, desk, patient).run()
+            desk = Desk(record, Logs(record.folder), status, Interrupt())
+            outcome = Attempt(plan, desk, mine, patient).run()
         desk.logs.close()
         return outcome, shown.getvalue()
 
