@@ -1,12 +1,16 @@
 """A host's part: Ray's logs; how hosts meet (token, versions, clocks); and the variables of its Ray."""
 
 import os
+import re
 import stat
 import sys
+import time
 from email.utils import formatdate
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import requests
 from cluster_cases import node_plan
 from naming import has_line_naming, line_naming
 from ray._private.label_utils import parse_node_labels_string
@@ -55,6 +59,21 @@ def test_the_date_of_an_answer_tells_the_heads_clock_to_a_second(ahead, way, wro
     date = formatdate(int(theirs), usegmt=True)
     found = meeting.clock_skew(theirs + ahead - way, theirs + ahead + way, date)
     assert (found is None) == (wrong is None) and (wrong is None or wrong in found)
+
+
+def test_a_worker_says_how_it_differs_from_the_head(monkeypatch):
+    """A head whose clock is two minutes behind, as its dashboard's answers say, and whose verl is another."""
+    versions, cluster = {"ray": "2.60.0", "verl": "0.9.1"}, SimpleNamespace(address="http://head:8260", nodes=[])
+    cluster.listed = lambda kind: {"nodes": cluster.nodes}[kind]
+    with pytest.raises(LaunchError):  # to be tried again
+        meeting.differences(cluster, versions)
+    cluster.nodes = [{"is_head_node": head, "labels": {"host": "0", "ray": "2.60.0"}} for head in (False, True)]
+    cluster.nodes[1]["labels"]["verl"] = "0.9.0"
+    dates = {cluster.address: SimpleNamespace(headers={"Date": formatdate(time.time() - 120, usegmt=True)})}
+    monkeypatch.setattr(requests, "head", lambda url, timeout: dates[url])
+    clock, version = meeting.differences(cluster, versions)
+    assert has_line_naming(version, "verl 0.9.1", "0.9.0") and "ray" not in version
+    assert re.search(r" (119|120) s ahead", clock)
 
 
 def test_the_digest_tells_every_change_of_a_source(tmp_path):
