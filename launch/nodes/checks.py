@@ -81,15 +81,3 @@ def chosen(wanted: int | list[int], facts: Facts) -> tuple[list[int], list[int]]
     if len(numbers) < len(first) or not set(numbers) <= set(there):
         return None, None
     return numbers, [there.index(one) for one in numbers]
-
-
-def check(plan: NodePlan) -> Checked:
-    """Check this host for its part of the run.
-
-    Raises:
-        LaunchError: there are problems; the message has a line for each.
-    """
-    checked, problems = find(plan)
-    if problems:
-        raise LaunchError("\n".join(problems))
-    return checked

@@ -23,7 +23,7 @@ from ascend_quant.terminal.exits import DONE, FAILED, NOT_FORMED, WRONG_USE
 from launch import LaunchError, port_guard
 from launch.doctor import hosts
 from launch.environment import network
-from launch.nodes.checks import check, find, kernel_kills
+from launch.nodes.checks import find, kernel_kills
 from launch.nodes.launcher import Launcher, own_stdout
 from launch.nodes.ray_node import Part, variables
 from launch.plan import NodePlan
@@ -91,10 +91,9 @@ def run(plan: NodePlan, launcher: Launcher, token: str | None) -> int:
     launcher.follow()
     if left := end_run(plan.run):
         launcher.note(f"{left} processes of an earlier attempt of this run were still here: ended")
-    try:
-        checked = check(plan)
-    except LaunchError as error:
-        launcher.error(str(error))
+    checked, problems = find(plan)
+    if problems:
+        launcher.error("\n".join(problems))
         return NOT_FORMED
     part, killed = Part(plan, checked, launcher, deadline, token), kernel_kills()
     try:
