@@ -32,7 +32,6 @@ from launch.system.processes import MARK, end_run
 
 T = TypeVar("T")
 HOST = "host"  # label with the number of a host in the plan
-NO_LABELS: Mapping[str, str] = {}
 LAST_WORDS_SECONDS = 2
 POLL_SECONDS = 0.5
 GAVE_UP = (  # messages of Ray if a node, or the head, exceeds time limits that are fixed in Ray
@@ -43,7 +42,7 @@ CPU_ACTORS = 16  # verl's actors request one core each and are mostly idle; smal
 CPU_OBJECT_STORE = 500_000_000
 
 
-def start_command(plan: NodePlan, wire: Wire, count: int, labels: Mapping[str, str] = NO_LABELS) -> list[str]:
+def start_command(plan: NodePlan, wire: Wire, count: int, labels: Mapping[str, str] | None = None) -> list[str]:
     """Return the `ray start` command of a host with `count` devices; a worker's command has the inventory's head.
 
     Args:
@@ -62,7 +61,7 @@ def start_command(plan: NodePlan, wire: Wire, count: int, labels: Mapping[str, s
         if plan.role == "head" or name != "ray-client-server-port"
     ]
     command += [f"--min-worker-port={low + network.RESERVED}", f"--max-worker-port={high}"]
-    named = ",".join(f"{name}={value}" for name, value in {HOST: plan.host, **labels}.items())
+    named = ",".join(f"{name}={value}" for name, value in {HOST: plan.host, **(labels or {})}.items())
     command += [*resources(plan.stack, count), f"--labels={named}", f"--temp-dir={plan.temp_dir}"]
     return [*command, "--disable-usage-stats", "--block"]
 
