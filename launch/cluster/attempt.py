@@ -8,11 +8,14 @@ At the end, every part has 40 seconds to end what it started; hosts whose part d
 """
 
 import json
+import os
 import queue
 import re
+import secrets
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 
 from ascend_quant.processes.cause import Cause, is_consequence, of_log
 from ascend_quant.terminal.exits import DONE, FAILED, INTERRUPTED, NOT_FORMED
@@ -29,41 +32,39 @@ TOLD = re.compile(r"(note|error|status): (.*)")  # launch/nodes/launcher.py
 BY_ITSELF = (DONE, FAILED, NOT_FORMED)  # exit codes of a part
 
 
-@dataclass
-class HostState:
-    """State of one host in one attempt. Times are from time.monotonic().
+class Part(Channel):
+    """The part of a host, which was started.
 
     Attributes:
         address: address of the host.
-        channel: channel to its part.
-        code: exit code of its part; None while it runs.
-        checked: whether it has passed its checks.
-        problems: why it cannot take part, or why its part has ended too early; one line each.
-        passing: why it could not be reached so far; it is tried again.
-        open_at: when its part is started.
+        code: exit code of the part; None while it runs.
+        checked: whether the host has passed its checks.
+        problems: why the host cannot take part, or why its part has ended too early; one line each.
     """
 
-    address: str
-    channel: Channel | None = None
-    code: int | None = None
-    checked: bool = False
-    problems: list[str] = field(default_factory=list)
-    passing: str = ""
-    open_at: float | None = 0.0
-
-    @property
-    def open(self) -> bool:
-        """True while its part runs."""
-        return self.channel is not None and self.code is None
+    def __init__(self, plan: Plan, index: int, events: "queue.Queue[Event]") -> None:
+        super().__init__(command_of(plan, index), index, events)
+        self.address = plan.inventory.hosts[index].address
+        self.code: int | None = None
+        self.checked, self.problems = False, []
 
 
 class Attempt:
-    """One attempt of a run; with `patient`, it retries after any problem of joining, as hosts may return late."""
+    """One attempt of a run.
 
-    def __init__(self, plan: Plan, desk: Desk, patient: bool) -> None:
-        self.plan, self.desk, self.patient = plan, desk, patient
-        self.hosts = {index: HostState(plan.inventory.hosts[index].address) for index in desk.mine}
-        self.first = self.hosts[desk.mine[0]]
+    Args:
+        mine: numbers of the hosts whose parts it starts: all, or with --on-this-node its own.
+        patient: whether it retries after any problem of joining, since hosts may return late.
+    """
+
+    def __init__(self, plan: Plan, desk: Desk, mine: Sequence[int], patient: bool) -> None:
+        self.plan, self.desk, self.patient, self.first = plan, desk, patient, mine[0]
+        self.parts: dict[int, Part] = {}
+        self.due = dict.fromkeys(mine, 0.0)  # when a host's part is started, in time.monotonic()
+        self.passing: dict[int, str] = {}  # why a host could not be reached so far; it is tried again
+        # Ray's token; with --on-this-node, the head chooses it
+        all_hosts = len(mine) == len(plan.nodes)
+        self.token = (os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)) if all_hosts else None
         self.events: queue.Queue[Event] = queue.Queue()
         self.deadline = time.monotonic() + plan.inventory.join_seconds
         self.first_problem: float | None = None
@@ -87,54 +88,50 @@ class Attempt:
 
     def outcome(self) -> Outcome | None:
         """Return the outcome, or None while the attempt continues."""
+        parts, now = self.parts.values(), time.monotonic()
         if self.desk.interrupt.count:
             return Outcome(INTERRUPTED)
-        if self.first.code in BY_ITSELF:
-            return Outcome(self.first.code, self.lines())
-        now = time.monotonic()
-        if any(host.problems for host in self.hosts.values()):
+        if self.first in self.parts and (code := self.parts[self.first].code) in BY_ITSELF:
+            return Outcome(code, self.lines())
+        if any(part.problems for part in parts):
             if self.formed:
                 return Outcome(FAILED, self.lines())
             self.first_problem = self.first_problem or now
-            known = all(host.problems or host.checked for host in self.hosts.values())
+            known = not self.due and all(part.problems or part.checked for part in parts)
             over = now - self.first_problem > (TOGETHER_SECONDS if known else OTHERS_SECONDS)
             return Outcome(NOT_FORMED, self.lines()) if over else None
-        late = [host for host in self.hosts.values() if not host.checked]
-        if now < self.deadline or not late:  # after the checks, the head knows who is missing
+        if now < self.deadline:
             return None
-        for host in late:
-            seconds = self.plan.inventory.join_seconds
-            host.problems.append(host.passing or f"it has not connected and ended its checks within {seconds} s")
-        return Outcome(NOT_FORMED, self.lines())
+        late = [*self.due, *(part.host for part in parts if not part.checked)]
+        if not late:  # after the checks, the head knows who is missing
+            return None
+        hosts, seconds = self.plan.inventory.hosts, self.plan.inventory.join_seconds
+        why = f"it has not connected and ended its checks within {seconds} s"
+        return Outcome(NOT_FORMED, tuple(f"{hosts[one].address}: {self.passing.get(one, why)}" for one in sorted(late)))
 
     def lines(self) -> tuple[str, ...]:
         """Return a line for each host with a problem; the head's own lines name the hosts that they are about."""
         addresses = {host.address for host in self.plan.inventory.hosts}
         found = []
-        for host in self.hosts.values():
-            about = [line for line in host.problems if line.partition(": ")[0] in addresses]
-            own = [line for line in host.problems if line not in about]
-            found += [f"{host.address}: {'; '.join(own)}"] if own else []
+        for _, part in sorted(self.parts.items()):
+            about = [line for line in part.problems if line.partition(": ")[0] in addresses]
+            own = [line for line in part.problems if line not in about]
+            found += [f"{part.address}: {'; '.join(own)}"] if own else []
             found += about
         return tuple(found)
 
     def turn(self) -> None:
         """Start the parts and send the beats that are due, then handle all queued events."""
         now = time.monotonic()
-        for index, host in self.hosts.items():
-            if host.open_at is not None and host.open_at <= now:
-                self.open(index, host)
+        for index in [index for index, at in self.due.items() if at <= now]:
+            del self.due[index]
+            self.parts[index] = Part(self.plan, index, self.events)
+            self.parts[index].send(json.dumps({"run": asdict(self.plan.nodes[index]), "token": self.token}))
         if now >= self.next_beat:
             self.next_beat = now + BEAT_SECONDS
-            for host in self.hosts.values():
-                if host.open:
-                    host.channel.send("")
+            for part in self.running():
+                part.send("")
         self.take_events()
-
-    def open(self, index: int, host: HostState) -> None:
-        """Start the part of a host."""
-        host.channel, host.code, host.open_at = Channel(command_of(self.plan, index), index, self.events), None, None
-        host.channel.send(json.dumps({"run": asdict(self.plan.nodes[index])}))
 
     def take_events(self) -> None:
         """Handle all queued events; wait a little for the first."""
@@ -147,74 +144,74 @@ class Attempt:
 
     def take(self, event: Event) -> None:
         """Handle an event of a part: a line, or its end."""
-        host = self.hosts[event.host]
+        part = self.parts[event.host]
         if event.code is not None:
-            self.closed(host, event.code)
+            self.closed(part, event.code)
         elif event.is_output:
             self.desk.logs.write(DRIVER, event.line)
             self.desk.status.driver(event.line)
         elif told := TOLD.fullmatch(event.line):
-            self.told(host, *told.groups())
+            self.told(part, *told.groups())
         else:
-            self.desk.logs.write(host.address, event.line)
+            self.desk.logs.write(part.address, event.line)
 
-    def told(self, host: HostState, word: str, text: str) -> None:
+    def told(self, part: Part, word: str, text: str) -> None:
         """Handle a line for the user."""
         if word == "status":
-            host.checked = True
+            part.checked = True
             fields = json.loads(text)
             formed = fields.pop("formed", False)
-            if host is self.first and not self.ending:
+            if part.host == self.first and not self.ending:
                 self.formed |= formed
                 self.desk.status.change(**fields)
             return
-        self.desk.logs.write(host.address, f"{word}: {text}")
+        self.desk.logs.write(part.address, f"{word}: {text}")
         if word == "note":
-            self.desk.status.say(f"note: {host.address}: {text}")
+            self.desk.status.say(f"note: {part.address}: {text}")
         elif not self.ending:
-            host.problems.append(text)
+            part.problems.append(text)
 
-    def closed(self, host: HostState, code: int) -> None:
+    def closed(self, part: Part, code: int) -> None:
         """Handle the end of a part: keep what is wrong, or schedule a new start."""
-        host.code, errors = code, "\n".join(host.channel.errors)
+        part.code, errors = code, "\n".join(part.errors)
         if code not in BY_ITSELF:
-            host.problems.append(reason(host.address, code, errors))
+            part.problems.append(reason(part.address, code, errors))
         if self.ending:
             if code not in BY_ITSELF:
-                self.desk.status.say(f"{host.address}: {host.problems[-1]}")
+                self.desk.status.say(f"{part.address}: {part.problems[-1]}")
         elif code != DONE and not self.formed and (self.patient or may_pass(code, errors)):
-            host.passing, host.problems, host.checked = "; ".join(host.problems), [], False
-            host.code, host.channel, host.open_at = None, None, time.monotonic() + AGAIN_SECONDS
+            del self.parts[part.host]
+            self.passing[part.host] = "; ".join(part.problems)
+            self.due[part.host] = time.monotonic() + AGAIN_SECONDS
 
     def end(self) -> None:
         """End all parts, and wait; after a second Ctrl-C, do not wait, and let the hosts end by themselves."""
-        for host in self.hosts.values():
-            if host.open:
-                host.channel.close()
+        for part in self.running():
+            part.close()
         deadline = time.monotonic() + END_SECONDS
         while self.running() and time.monotonic() < deadline and self.desk.interrupt.count < 2:
             self.take_events()
-        for host in self.running():
-            host.channel.kill()  # its part ends what it started when its stdin closes
+        for part in self.running():
+            part.kill()  # the part ends what it started when its stdin closes
         if self.desk.interrupt.count > 1:
             self.desk.status.say("ended at once: the hosts end their own processes of the run within a minute")
             return
-        unsure = [index for index, host in self.hosts.items() if host.channel and host.code not in BY_ITSELF]
+        unsure = [part for part in self.parts.values() if part.code not in BY_ITSELF]
         with ThreadPoolExecutor(max(len(unsure), 1)) as threads:
             for line in filter(None, threads.map(self.check, unsure)):
                 self.desk.status.say(line)
 
-    def running(self) -> list[HostState]:
-        """Return the hosts whose part runs."""
-        return [host for host in self.hosts.values() if host.open]
+    def running(self) -> list[Part]:
+        """Return the parts that run."""
+        return [part for part in self.parts.values() if part.code is None]
 
-    def check(self, index: int) -> str | None:
+    def check(self, part: Part) -> str | None:
         """End processes that a part may have left on its host; return a line about them, or None."""
-        plan, host = self.plan, self.hosts[index]
-        count, why = end_on(plan.run, plan.inventory, index, plan.local[index])
+        plan, address = self.plan, part.address
+        count, why = end_on(plan.run, plan.inventory, part.host, plan.local[part.host])
         if count is None:
-            return f"{host.address}: could not be ended: {why}. When it is back: ./run.sh stop {plan.run}"
-        return f"{host.address}: {count} processes of this run were left, and have been ended" if count else None
+            return f"{address}: could not be ended: {why}. When it is back: ./run.sh stop {plan.run}"
+        return f"{address}: {count} processes of this run were left, and have been ended" if count else None
 
     def cause(self) -> Cause | None:
         """Return the cause of the failure: the driver's exception, else a host's problem."""
@@ -222,8 +219,8 @@ class Attempt:
         found = of_log(log, self.earlier_lines) if log.exists() else None
         if found is not None and not is_consequence(found.error):
             return found
-        for host in self.hosts.values():
-            if host.problems:
-                own = self.desk.logs.folder / f"{plain(host.address)}.log"
-                return Cause(f"{host.address}: {'; '.join(host.problems)}", log=str(own))
+        for _, part in sorted(self.parts.items()):
+            if part.problems:
+                own = self.desk.logs.folder / f"{plain(part.address)}.log"
+                return Cause(f"{part.address}: {'; '.join(part.problems)}", log=str(own))
         return found

@@ -10,7 +10,7 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -137,12 +137,9 @@ class Desk:
         logs: the log files of the run.
         status: the status line.
         interrupt: the counter of Ctrl-C.
-        mine: numbers of the hosts that this process starts: all, or with --on-this-node its own; none on an existing
-            Ray cluster.
     """
 
     record: Record
     logs: Logs
     status: Status
     interrupt: Interrupt
-    mine: list[int] = field(default_factory=list)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import psutil
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from ascend_quant.recipes.node import Fields
 from launch import LaunchError
@@ -32,8 +32,8 @@ class Control(Fields):
     started: float
 
 
-class Told(Fields):
-    """Content of a run's record.
+class Record(Fields):
+    """Record of one run.
 
     Attributes:
         run: the run's id.
@@ -45,7 +45,10 @@ class Told(Fields):
         ray: address of the existing Ray cluster's dashboard.
         restarts: number of restarts so far.
         cause: cause of the last failure.
+        folder: the run's folder, in which the record is.
     """
+
+    model_config = ConfigDict(frozen=False)
 
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,63}$")]
     recipe: str
@@ -56,13 +59,7 @@ class Told(Fields):
     ray: str | None = None
     restarts: int = 0
     cause: dict[str, str] | None = None
-
-
-class Record:
-    """Record of one run, in its folder."""
-
-    def __init__(self, folder: Path, told: Told) -> None:
-        self.folder, self.told = folder, told
+    folder: Path = Field(default=Path(), exclude=True)
 
     @classmethod
     def create(cls, plan: Plan, runs: Path = RUNS) -> "Record":
@@ -76,16 +73,16 @@ class Record:
 
     @classmethod
     def begin(cls, runs: Path, **where: Any) -> "Record":
-        """Create the record of a run that starts now, controlled by this process; `where` has other fields of `Told`.
+        """Create the record of a run that starts now, controlled by this process; `where` has other fields.
 
         Raises:
             LaunchError: see `create`.
         """
         this = psutil.Process()
         control = Control(host=socket.gethostname(), pid=this.pid, started=this.create_time())
-        told = Told(state=RUNNING, control=control, **where)
+        record = cls(state=RUNNING, control=control, **where)
         private.make_folder(runs)
-        record = cls(private.make_folder(runs / told.run), told)
+        record.folder = private.make_folder(runs / record.run)
         record.save()
         return record
 
@@ -98,36 +95,37 @@ class Record:
         """
         file = folder / FILE
         try:
-            told = Told.model_validate_json(private.read(file))
+            record = cls.model_validate_json(private.read(file))
         except OSError as error:
             raise LaunchError(f"{file} cannot be read: {error.strerror}") from error
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "all of it"
             raise LaunchError(f"{file} is not the record of a run: {where}: {first['msg'][:200]}") from error
-        return cls(folder, told)
+        record.folder = folder
+        return record
 
     def save(self) -> None:
         """Write the record atomically, as `stop` may read it at any time."""
         new = self.folder / f"{FILE}.new"
         with private.open_file(new, "w") as file:
-            file.write(self.told.model_dump_json(indent=1, exclude_none=True))
+            file.write(self.model_dump_json(indent=1, exclude_none=True))
         os.replace(new, self.folder / FILE)
 
     def change(self, **values: Any) -> None:
         """Change fields of the record and save it."""
-        self.told = self.told.model_copy(update=values)
+        for name, value in values.items():
+            setattr(self, name, value)
         self.save()
 
-    def control(self) -> psutil.Process | None:
+    def controller(self) -> psutil.Process | None:
         """Return the process that controls the run, if it is on this machine, with the recorded pid and start time."""
-        told = self.told.control
         try:
-            process = psutil.Process(told.pid)
-            same = abs(process.create_time() - told.started) < 1 and told.host == socket.gethostname()
+            process = psutil.Process(self.control.pid)
+            same = abs(process.create_time() - self.control.started) < 1
         except psutil.NoSuchProcess:
             return None
-        return process if same else None
+        return process if same and self.control.host == socket.gethostname() else None
 
 
 def without_variables(inventory: Inventory) -> Inventory:
@@ -153,9 +151,9 @@ def find(run: str | None, runs: Path = RUNS) -> tuple[Record, list[str]]:
             records.append(Record.load(file.parent))
         except LaunchError as error:
             problems.append(str(error))
-    open_ones = [record for record in records if record.told.state == RUNNING]
+    open_ones = [record for record in records if record.state == RUNNING]
     if len(open_ones) != 1:
-        names = ", ".join(record.told.run for record in open_ones)
+        names = ", ".join(record.run for record in open_ones)
         said = f"several runs have not ended: {names}. Say which: ./run.sh stop RUN" if names else "no run to stop"
         raise LaunchError("\n".join([*problems, f"{said} (looked in {os.path.realpath(runs)})"]))
     return open_ones[0], problems

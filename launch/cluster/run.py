@@ -52,7 +52,7 @@ def run(plan: Plan, restarts: int, here: int | None = None) -> int:
     mine = list(range(len(plan.nodes))) if here is None else [here]
 
     def attempt(desk: Desk, number: int) -> Outcome:
-        return Attempt(again(plan, number), replace(desk, mine=mine), patient=number > 0).run()
+        return Attempt(again(plan, number), desk, mine, patient=number > 0).run()
 
     return conduct(Record.create(plan), len(plan.nodes), restarts, attempt)
 
@@ -71,7 +71,7 @@ def conduct(
         attempt: function that makes an attempt, given its number from 0.
         signals: signals that end the run.
     """
-    logs, name, outcome = Logs(record.folder), record.told.run, Outcome(FAILED)
+    logs, name, outcome = Logs(record.folder), record.run, Outcome(FAILED)
     try:
         with Status(Console(soft_wrap=True), hosts) as status:
             desk = Desk(record, logs, status, Interrupt(signals))
@@ -126,8 +126,9 @@ def stop(run: str | None, runs: Path = RUNS) -> int:
     for problem in problems:
         print(problem, file=sys.stderr)
     end_control(record, console)
-    code = stop_hosts(record, console) if record.told.ray is None else stop_jobs(record, console)
-    if code == DONE and record.told.state == RUNNING:
+    record = Record.load(record.folder)  # as its control process has left it
+    code = stop_hosts(record, console) if record.ray is None else stop_jobs(record, console)
+    if code == DONE and record.state == RUNNING:
         record.change(state="stopped")
     return code
 
@@ -136,24 +137,25 @@ def stop_jobs(record: Record, console: Console) -> int:
     """End a run on an existing Ray cluster."""
     from launch.ray_jobs.cluster import connect
 
-    told = record.told
     try:
-        with waiting(f"run {told.run}: asking {told.ray}"):
-            ended = connect(told.ray).stop_run(told.run)
+        with waiting(f"run {record.run}: asking {record.ray}"):
+            ended = connect(record.ray).stop_run(record.run)
     except (LaunchError, OSError) as error:
-        console.print(f"{told.ray}: could not be ended: {error}", markup=False)
+        console.print(f"{record.ray}: could not be ended: {error}", markup=False)
         return FAILED
-    console.print(f"{told.ray}: {', '.join(ended) + ' ended' if ended else 'nothing left'}", markup=False)
+    console.print(f"{record.ray}: {', '.join(ended) + ' ended' if ended else 'nothing left'}", markup=False)
     return DONE
 
 
 def stop_hosts(record: Record, console: Console) -> int:
     """End a run on each host of its inventory."""
-    hosts = record.told.inventory.hosts
-    with waiting(f"run {record.told.run}: asking {len(hosts)} hosts"), ThreadPoolExecutor(len(hosts)) as threads:
-        told = record.told
-        end = threads.map(lambda host: end_on(told.run, told.inventory, host, told.local[host]), range(len(hosts)))
-        answers = list(end)
+    hosts = record.inventory.hosts
+
+    def end(host: int) -> tuple[int | None, str]:
+        return end_on(record.run, record.inventory, host, record.local[host])
+
+    with waiting(f"run {record.run}: asking {len(hosts)} hosts"), ThreadPoolExecutor(len(hosts)) as threads:
+        answers = list(threads.map(end, range(len(hosts))))
     for host, (count, why) in zip(hosts, answers, strict=True):
         done = f"{count} ended" if count else "nothing left"
         console.print(f"{host.address}: {f'could not be ended: {why}' if count is None else done}", markup=False)
@@ -162,13 +164,12 @@ def stop_hosts(record: Record, console: Console) -> int:
 
 def end_control(record: Record, console: Console) -> None:
     """Terminate the controlling process, which ends the run, and wait; kill it if it does not end in time."""
-    control = record.control()
+    control = record.controller()
     if control is None:
         return
-    with waiting(f"run {record.told.run}: its control process {control.pid} ends it"):
+    with waiting(f"run {record.run}: its control process {control.pid} ends it"):
         control.terminate()
         stubborn = still_running([control], CONTROL_SECONDS)
     if stubborn:
         console.print(f"process {control.pid} did not end the run within {CONTROL_SECONDS} s: it is killed")
         control.kill()
-    record.told = Record.load(record.folder).told

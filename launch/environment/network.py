@@ -102,12 +102,9 @@ def is_here(address: str, found: Found | None = None) -> bool:
     """Return whether an address or name is this machine's; names in ~/.ssh/config are not resolved."""
     carried = {ip for ips in (nics() if found is None else found).values() for ip in ips}
     try:
-        ips = [ip_address(address)]
-    except ValueError:
-        try:
-            ips = _looked_up(address)
-        except LaunchError:
-            return False
+        ips = _looked_up(address)
+    except LaunchError:
+        return False
     return any(ip.is_loopback or str(ip) in carried for ip in ips)
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch import LaunchError, port_guard
+from launch import LaunchError
 from launch.doctor.examination import in_the_way
 from launch.doctor.facts import Facts
 from launch.environment import network
@@ -19,16 +19,6 @@ from launch.system import private
 def versions() -> dict[str, str]:
     """Return the versions of this host's software, which a worker compares with the head's."""
     return Facts(Wanted()).versions
-
-
-def skew(head: dict[str, str], other: dict[str, str]) -> list[str]:
-    """Return the software in which a host differs from the head: 'ray 2.60.0, the head has 2.59.0'."""
-    names = [*head, *(name for name in other if name not in head)]
-    return [
-        f"{name} {other.get(name, 'missing')}, the head has {head.get(name, 'none')}"
-        for name in names
-        if head.get(name) != other.get(name)
-    ]
 
 
 def kernel_kills() -> int:
@@ -63,8 +53,6 @@ def find(plan: NodePlan) -> tuple[Checked, list[str]]:
         private.make_folder(Path(plan.temp_dir).parent)
     except LaunchError as error:
         problems.append(f"{error}: Ray's folder cannot be created there; have it removed")
-    if plan.socket_filter:
-        problems += port_guard.problems()
     return checked, problems
 
 
@@ -81,15 +69,3 @@ def chosen(wanted: int | list[int], facts: Facts) -> tuple[list[int], list[int]]
     if len(numbers) < len(first) or not set(numbers) <= set(there):
         return None, None
     return numbers, [there.index(one) for one in numbers]
-
-
-def check(plan: NodePlan) -> Checked:
-    """Check this host for its part of the run.
-
-    Raises:
-        LaunchError: there are problems; the message has a line for each.
-    """
-    checked, problems = find(plan)
-    if problems:
-        raise LaunchError("\n".join(problems))
-    return checked

@@ -12,12 +12,12 @@ from launch import LaunchError
 from launch.environment import network
 from launch.nodes import meeting
 from launch.nodes.checks import versions
-from launch.nodes.ray_node import Part, joined
+from launch.nodes.ray_node import HOST, Part, joined, start_command
 from launch.plan import NodePlan
-from launch.ray_jobs.cluster import Cluster
+from launch.ray_jobs.cluster import Cluster, connect
 from launch.ray_jobs.follow import driver_killed, passing_on, watch
 
-POLL_SECONDS = 1
+POLL_SECONDS = 2
 SILENT_SECONDS = 60  # a busy host's dashboard may be slow
 LEAVE_SECONDS = 20
 STOP_SECONDS = 8
@@ -25,14 +25,18 @@ STOP_SECONDS = 8
 
 def run(part: Part) -> int:
     """Start the head, wait for the members, run the job; return the exit code."""
-    plan, port = part.plan, int(part.plan.ports["dashboard"])
-    members = members_of(plan)
-    if len(plan.members) > 1:
-        meeting.share(plan, part.environment["RAY_AUTH_TOKEN"], versions())
-    part.start_ray(plan, port)
-    cluster = part.connect(f"http://{joined(part.checked.wire.address, port)}")
-    if cluster is None or not gather(part, cluster, members):
-        return 1
+    plan, wire = part.plan, part.checked.wire
+    members = Members()
+    if part.token is None and len(plan.members) > 1:
+        meeting.share(plan, part.environment["RAY_AUTH_TOKEN"])
+    try:
+        part.start_ray(start_command(plan, wire, len(part.checked.devices), meeting.labels(versions())))
+        dashboard = f"http://{joined(wire.address, plan.ports['dashboard'])}"
+        cluster = part.until(lambda: connect(dashboard), "Ray's dashboard does not answer")
+        if cluster is None or not gather(part, cluster, members):
+            return 1
+    finally:
+        meeting.token_file(plan).unlink(missing_ok=True)
     part.formed = True
     code = run_job(part, cluster, members)
     if len(plan.members) > 1:
@@ -44,38 +48,18 @@ def run(part: Part) -> int:
 class Members:
     """The hosts that have joined the run's Ray, and those that were lost, by their numbers in the plan."""
 
-    addresses: list[list[str]]
     joined: set[int] = field(default_factory=set)
     lost: dict[int, str] = field(default_factory=dict)
 
     def look(self, nodes: list[dict[str, Any]]) -> None:
         """Update from the nodes that Ray's state API lists, dead ones included. A member that died stays lost."""
         for node in nodes:
-            host = self.number(node["node_ip"])
-            if host is None:
-                continue
+            host = int(node["labels"][HOST])
             if node["state"] == "ALIVE" and host not in self.lost:
                 self.joined.add(host)
             elif node["state"] == "DEAD" and host in self.joined:
                 self.joined.discard(host)
                 self.lost[host] = node["state_message"] or "Ray gives no reason"
-
-    def number(self, address: str) -> int | None:
-        """Return the host with an address. A run on one host has no others, since Ray replaces loopback addresses."""
-        if len(self.addresses) == 1:
-            return 0
-        return next((host for host, known in enumerate(self.addresses) if address in known), None)
-
-
-def members_of(plan: NodePlan) -> Members:
-    """Resolve the addresses of a plan's members; raise LaunchError, naming the host, if a name cannot be resolved."""
-    addresses = []
-    for member in plan.members:
-        try:
-            addresses.append(network.resolve(member))
-        except LaunchError as error:
-            raise LaunchError(f"the head cannot resolve {member}: {error}") from None
-    return Members(addresses)
 
 
 def gather(part: Part, cluster: Cluster, members: Members) -> bool:
@@ -86,7 +70,7 @@ def gather(part: Part, cluster: Cluster, members: Members) -> bool:
     """
     plan, shown = part.plan, None
     while True:
-        part.ray.check()
+        part.check_ray()
         with suppress(OSError):  # Ray's dashboard is starting, or busy
             members.look(cluster.listed("nodes"))
         missing = [address for number, address in enumerate(plan.members) if number not in members.joined]
@@ -134,7 +118,7 @@ def run_job(part: Part, cluster: Cluster, members: Members) -> int:
 
 def check(part: Part, cluster: Cluster, members: Members) -> None:
     """Raise LaunchError if Ray has ended on this host, or on another one."""
-    part.ray.check()
+    part.check_ray()
     with suppress(OSError):  # `watch` measures how long the dashboard does not answer
         members.look(cluster.listed("nodes"))
     if members.lost:

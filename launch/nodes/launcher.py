@@ -13,10 +13,10 @@ this table, and lines for the host's log:
 
 import json
 import os
+import select
 import signal
 import sys
 import threading
-import time
 from typing import TextIO
 
 SILENT_SECONDS = 60
@@ -41,14 +41,13 @@ class Launcher:
     def __init__(self, stdout: TextIO) -> None:
         self.ended, self.why = threading.Event(), ""
         self._shown: dict[str, object] = {}
-        self._stdout, self._lock, self._heard = stdout, threading.Lock(), time.monotonic()
+        self._stdout, self._lock = stdout, threading.Lock()
 
     def follow(self) -> None:
         """Start to watch stdin, and treat signals as an order to end."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, _: self.end(f"it got {signal.Signals(number).name}"))
-        for watch in (self._read, self._watch):
-            threading.Thread(target=watch, daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def end(self, why: str = "") -> None:
         """Order the part to end; only the first reason is kept."""
@@ -90,12 +89,8 @@ class Launcher:
         except (BrokenPipeError, ValueError):  # the launcher is gone, or has closed the stream
             self.end()
 
-    def _read(self) -> None:
-        for _ in sys.stdin:
-            self._heard = time.monotonic()
-        self.end()
-
     def _watch(self) -> None:
-        while not self.ended.wait(1):
-            if time.monotonic() - self._heard > SILENT_SECONDS:
-                self.end(f"nothing from the launcher for {SILENT_SECONDS} s")
+        while select.select([sys.stdin], [], [], SILENT_SECONDS)[0]:
+            if not os.read(sys.stdin.fileno(), 4096):
+                return self.end()
+        return self.end(f"nothing from the launcher for {SILENT_SECONDS} s")

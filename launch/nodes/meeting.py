@@ -1,12 +1,11 @@
-"""The file through which the hosts of a run meet: Ray's token and the head's versions, in the shared output folder.
+"""How a worker meets the head: Ray's token, the versions of their software, and their clocks.
 
-Only its owner can read it. A worker reads it after the head's Ray is up, so it belongs to this run. Clocks are compared
-by the Date header (RFC 9110) of a response of Ray's dashboard, which has a resolution of one second.
+A launcher that starts all hosts sends each of them the token. Hosts that are started one by one (--on-this-node) share
+it in a file of the output folder, which only its owner can read, until all have joined. The head's versions are labels
+of its Ray node.
 """
 
-import json
-import os
-import threading
+import re
 import time
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -14,84 +13,85 @@ from pathlib import Path
 import requests
 
 from launch import LaunchError
-from launch.nodes.checks import skew
-from launch.nodes.ray_node import joined
+from launch.nodes.ray_node import HOST
 from launch.plan import NodePlan
+from launch.ray_jobs.cluster import Cluster
+from launch.system import private
 
-NAME = ".ray_meeting.json"
-ALLOWED_SECONDS = 5.0  # maximum difference between clocks
-SECOND = 1.0  # resolution of the header: its middle is used, half of it is the uncertainty
-ANSWER_SECONDS, PAUSE_SECONDS = 3, 0.5
+NAME = ".ray_token"
+ALLOWED_SECONDS = 5  # maximum difference between clocks
+ANSWER_SECONDS = 5
 
 
-def share(plan: NodePlan, token: str, versions: dict[str, str]) -> None:
-    """Write Ray's token and the head's versions, replacing an earlier run's file."""
-    file = Path(plan.out, NAME)
+def token_file(plan: NodePlan) -> Path:
+    """Return the path of the file with Ray's token."""
+    return Path(plan.out, NAME)
+
+
+def share(plan: NodePlan, token: str) -> None:
+    """Write Ray's token, replacing the file of a run that was killed."""
+    file = token_file(plan)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as opened:
-        json.dump({"token": token, "versions": versions}, opened)
+    with private.open_file(file, "x") as opened:
+        opened.write(token)
 
 
-def take(plan: NodePlan, versions: dict[str, str]) -> str:
-    """Return the token from the head's file, after comparing versions; called by a worker.
+def take(plan: NodePlan) -> str:
+    """Return Ray's token from the head's file.
 
     Raises:
-        LaunchError: the file does not exist (the folder is not shared), belongs to another user, or the versions
-            differ.
+        LaunchError: the file cannot be read; the folder may not be shared.
     """
-    file = Path(plan.out, NAME)
     try:
-        shared = json.loads(file.read_text())
+        return token_file(plan).read_text()
     except OSError as error:
         raise LaunchError(
-            f"{file} cannot be read ({error.strerror}), but the head has stored Ray's token there: --out must be on "
-            "shared storage on every host (`shared` in the inventory), and the same user must run on all"
+            f"{token_file(plan)} cannot be read ({error.strerror}), but the head has stored Ray's token there: --out "
+            "must be on shared storage on every host (`shared` in the inventory), and the same user must run on all"
         ) from None
-    if lines := skew(shared["versions"], versions):
-        raise LaunchError(f"version skew: {'; '.join(lines)}")
-    return shared["token"]
 
 
-def compare_clocks(host: str, port: int, ended: threading.Event, deadline: float) -> None:
-    """Compare the clocks as soon as the head's dashboard responds, which is soon after its Ray is up.
+def labels(versions: dict[str, str]) -> dict[str, str]:
+    """Return versions as labels of a Ray node, which consist of letters, digits and three other characters."""
+    return {re.sub(r"[^\w.-]", "_", name): re.sub(r"[^\w.-]", "_", version) for name, version in versions.items()}
+
+
+def differences(cluster: Cluster, versions: dict[str, str]) -> list[str]:
+    """Return how this host, which has these versions, differs from the head, one line each.
 
     Raises:
-        LaunchError: the clocks differ too much, or there was no response before the deadline (in time.monotonic()).
+        LaunchError, OSError: the head does not answer, or has no Ray node yet.
     """
-    reason = "not asked"
-    while time.monotonic() < deadline and not ended.is_set():
-        asked = time.time()
-        try:
-            date = date_of(host, port)
-        except OSError as error:  # the errors of requests are OSErrors
-            reason = error.strerror or str(error)
-            ended.wait(PAUSE_SECONDS)
-            continue
-        if wrong := clock_skew(asked, time.time(), date):
-            raise LaunchError(wrong)
-        return
-    if not ended.is_set():
-        raise LaunchError(f"the dashboard of Ray's head, {host} port {port}, does not answer: {reason}")
+    head = next((node for node in cluster.listed("nodes") if node["is_head_node"]), None)
+    if head is None:
+        raise LaunchError("it has no Ray node yet")
+    asked = time.time()
+    date = requests.head(cluster.address, timeout=ANSWER_SECONDS).headers["Date"]
+    clocks, software = clock_skew(asked, time.time(), date), skew(head["labels"], labels(versions))
+    return [*([clocks] if clocks else []), *([f"version skew: {'; '.join(software)}"] if software else [])]
+
+
+def skew(head: dict[str, str], other: dict[str, str]) -> list[str]:
+    """Return the labels in which a host differs from the head: 'ray 2.60.0, the head has 2.59.0'."""
+    names = [name for name in {**head, **other} if name != HOST and "/" not in name]  # Ray's own are named ray.io/..
+    return [
+        f"{name} {other.get(name, 'missing')}, the head has {head.get(name, 'none')}"
+        for name in names
+        if head.get(name) != other.get(name)
+    ]
 
 
 def clock_skew(asked: float, answered: float, date: str) -> str | None:
-    """Describe the difference between this clock and the head's, if it exceeds the limit despite the round trip.
+    """Describe the difference between this clock and the head's if it exceeds the limit, whenever the head answered.
 
     Args:
         asked, answered: times of the request and its response by this clock.
-        date: the Date header of the response.
+        date: the Date header (RFC 9110) of the response, in whole seconds.
     """
-    way = (answered - asked) / 2
-    offset = asked + way - (parsedate_to_datetime(date).timestamp() + SECOND / 2)
-    if abs(offset) - way - SECOND / 2 <= ALLOWED_SECONDS:
+    theirs = parsedate_to_datetime(date).timestamp()
+    ahead, behind = asked - (theirs + 1), theirs - answered
+    if max(ahead, behind) <= ALLOWED_SECONDS:
         return None
-    ahead = "ahead of" if offset > 0 else "behind"
-    return f"clock skew: its clock is {abs(offset):.0f} s {ahead} the head's: set it (chrony, ntpd)"
-
-
-def date_of(host: str, port: int) -> str:
-    """Return the Date header of a response of any status; raise RequestException without a response."""
-    with requests.Session() as session:
-        session.trust_env = False  # hosts of a run connect without a proxy
-        return session.head(f"http://{joined(host, port)}", timeout=ANSWER_SECONDS).headers["Date"]
+    words = f"{ahead:.0f} s ahead of" if ahead > 0 else f"{behind:.0f} s behind"
+    return f"clock skew: its clock is at least {words} the head's: set it (chrony, ntpd)"

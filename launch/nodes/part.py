@@ -1,13 +1,15 @@
 """`python -m launch node`: a host's part of a run, from the checks to the end of all processes that it started.
 
 Every host runs the same command; ssh, a job scheduler (`train --on-this-node`) or this machine's shell starts it. The
-task is one line of JSON on stdin. `run` follows launcher.py. The other tasks are answered by one line of JSON: `facts`
-of this host (for --dry-run), `doctor` (its Request), and `end_run` (for `stop`).
+task is one line of JSON on stdin. `run`, which comes with Ray's `token`, follows launcher.py. The other tasks are
+answered by one line of JSON: `facts` of this host (for --dry-run), `doctor` (its Request), and `end_run` (for `stop`).
 """
 
 import json
 import os
 import resource
+import secrets
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -22,8 +24,7 @@ from ascend_quant.terminal.exits import DONE, FAILED, NOT_FORMED, WRONG_USE
 from launch import LaunchError, port_guard
 from launch.doctor import hosts
 from launch.environment import network
-from launch.nodes import ray_node
-from launch.nodes.checks import check, find, kernel_kills
+from launch.nodes.checks import find, kernel_kills
 from launch.nodes.launcher import Launcher, own_stdout
 from launch.nodes.ray_node import Part, variables
 from launch.plan import NodePlan
@@ -32,7 +33,6 @@ from launch.system.processes import OPEN_FILES, end_run, of_run
 
 NODE_SECONDS = 30
 LARGEST = 256 << 10  # bytes kept from the end of a log
-ALL = 16 << 20  # bytes kept of all logs together
 
 
 def main() -> int:
@@ -42,7 +42,7 @@ def main() -> int:
         print("node: started by ./run.sh train, which tells it its task on stdin: not for use by hand", file=sys.stderr)
         return WRONG_USE
     if "run" in task:
-        return run(task["run"], Launcher(stdout))
+        return run(task["run"], Launcher(stdout), task.get("token"))
     print(json.dumps(answer(task)), file=stdout, flush=True)
     return DONE
 
@@ -79,8 +79,11 @@ def is_part(process: psutil.Process) -> bool:
         return False
 
 
-def run(plan: NodePlan, launcher: Launcher) -> int:
+def run(plan: NodePlan, launcher: Launcher, token: str | None) -> int:
     """Check the host, run Ray on it until the job or the run has ended, and end all started processes.
+
+    Args:
+        token: Ray's token; None if the hosts are started one by one, and share the head's.
 
     Returns:
         DONE, FAILED, or NOT_FORMED if the host could not take part.
@@ -89,12 +92,11 @@ def run(plan: NodePlan, launcher: Launcher) -> int:
     launcher.follow()
     if left := end_run(plan.run):
         launcher.note(f"{left} processes of an earlier attempt of this run were still here: ended")
-    try:
-        checked = check(plan)
-    except LaunchError as error:
-        launcher.error(str(error))
+    checked, problems = find(plan)
+    if problems:
+        launcher.error("\n".join(problems))
         return NOT_FORMED
-    part, killed = Part(plan, checked, launcher, deadline), kernel_kills()
+    part, killed = Part(plan, checked, launcher, deadline, token), kernel_kills()
     try:
         prepare(part)
         launcher.status(doing="starting Ray")
@@ -120,10 +122,11 @@ def run(plan: NodePlan, launcher: Launcher) -> int:
 def prepare(part: Part) -> None:
     """Make the environment of Ray, and this process a client of it."""
     plan = part.plan
-    ray_node.make_folder(plan)
+    shutil.rmtree(plan.temp_dir, ignore_errors=True)  # from an earlier attempt of this run
+    private.make_folder(Path(plan.temp_dir))
     part.environment, notes = variables(plan, part.checked, dict(os.environ))
     notes += open_files()
-    ray_node.adopt_token(part.environment)
+    part.adopt(part.token or os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32))
     if plan.socket_filter:
         members = [ip for member in plan.members for ip in network.resolve(member)]
         part.environment = port_guard.preloaded(port_guard.build(Path(plan.temp_dir), members), part.environment)
@@ -147,8 +150,7 @@ def open_files() -> list[str]:
 def close(part: Part) -> None:
     """End Ray, keep its logs, remove its folder."""
     plan = part.plan
-    if part.ray is not None:
-        part.ray.end()
+    part.end_ray()
     logs = Path(plan.logs, private.plain(plan.address), "ray")
     try:
         private.make_folder(Path(plan.logs))
@@ -158,19 +160,14 @@ def close(part: Part) -> None:
                 file.write(text)
     except (LaunchError, OSError) as error:
         part.launcher.note(f"Ray's logs could not be kept in {logs}: {error}")
-    ray_node.remove_folder(plan)
+    shutil.rmtree(plan.temp_dir, ignore_errors=True)
 
 
 def session_logs(temp_dir: Path) -> Iterator[tuple[str, str]]:
-    """Yield names (relative to Ray's log folder) and texts: the end of each file, the newest first."""
+    """Yield names (relative to Ray's log folder) and texts: the end of each file that is not empty."""
     folder = temp_dir / "session_latest" / "logs"
-    files = [file for file in folder.rglob("*") if file.is_file() and file.stat().st_size] if folder.exists() else []
-    left = ALL
-    for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
-        with file.open("rb") as opened:
-            opened.seek(max(0, file.stat().st_size - LARGEST))
-            text = opened.read(min(LARGEST, left))
-        left -= len(text)
-        yield str(file.relative_to(folder)), text.decode(errors="replace")
-        if left <= 0:
-            return
+    for file in folder.rglob("*"):
+        if file.is_file() and (size := file.stat().st_size):
+            with file.open("rb") as opened:
+                opened.seek(max(0, size - LARGEST))
+                yield str(file.relative_to(folder)), opened.read(LARGEST).decode(errors="replace")

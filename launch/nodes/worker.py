@@ -1,33 +1,50 @@
 """The part of a worker host: its Ray joins the head's, and stays until the head's job has ended."""
 
+import socket
 import time
 from dataclasses import replace
 
 from launch import LaunchError
-from launch.environment.network import daemon_ports
-from launch.nodes import meeting, ray_node
+from launch.nodes import meeting
 from launch.nodes.checks import versions
-from launch.nodes.ray_node import Part, authentication, joined, wait_for_head
-from launch.ray_jobs.cluster import ENDED, Cluster
+from launch.nodes.ray_node import Part, joined, start_command
+from launch.ray_jobs.cluster import ENDED, Cluster, connect
 
-POLL_SECONDS = 2
+POLL_SECONDS, REACH_SECONDS = 2, 2
 HEAD_SILENT_SECONDS = 20
 
 
 def run(part: Part) -> int:
-    """Join the head's Ray and stay until the part is to end or the head's job has ended; return the exit code."""
-    plan, ended, port = part.plan, part.launcher.ended, int(part.plan.ports["dashboard"])
-    head = wait_for_head(plan, ended, part.deadline)
-    if head is None:
+    """Join the head's Ray and stay until the part is to end or the head's job has ended; return the exit code.
+
+    Raises:
+        LaunchError: the head cannot be reached, or software or clock differ from the head's.
+    """
+    plan = part.plan
+    where = joined(plan.head, plan.ports["ray"])
+    firewall = f"Ray's head {where} cannot be reached from this host: is there a firewall between the hosts?"
+    met = part.until(lambda: meet(part), firewall)
+    if met is None:
         return 0
-    part.environment |= authentication(meeting.take(plan, versions()))
-    ray_node.adopt_token(part.environment)
-    meeting.compare_clocks(head, port, ended, part.deadline)
-    part.start_ray(replace(plan, head=head), daemon_ports(plan.ports)["node-manager-port"])
-    part.formed = True
-    part.launcher.status(joined=1, doing="Ray runs here", formed=True)
-    cluster = part.connect(f"http://{joined(head, port)}")
-    return 0 if cluster is None else follow(part, cluster)
+    address, cluster, differences = met
+    if differences:
+        raise LaunchError("\n".join(differences))
+    part.start_ray(start_command(replace(plan, head=address), part.checked.wire, len(part.checked.devices)))
+    part.launcher.status(joined=1, doing="Ray was started here")
+    return follow(part, cluster)
+
+
+def meet(part: Part) -> tuple[str, Cluster, list[str]]:
+    """Connect to the head; return its address, its client, and how this host differs from it.
+
+    Raises:
+        LaunchError, OSError, RuntimeError: the head is not there yet.
+    """
+    with socket.create_connection((part.plan.head, int(part.plan.ports["ray"])), REACH_SECONDS) as reached:
+        address = reached.getpeername()[0]
+    part.adopt(part.token or meeting.take(part.plan))
+    cluster = connect(f"http://{joined(address, part.plan.ports['dashboard'])}")
+    return address, cluster, meeting.differences(cluster, versions())
 
 
 def follow(part: Part, cluster: Cluster) -> int:
@@ -38,7 +55,7 @@ def follow(part: Part, cluster: Cluster) -> int:
     """
     answered = time.monotonic()
     while not part.launcher.ended.wait(POLL_SECONDS):
-        part.ray.check()
+        part.check_ray()
         try:
             states = [job["status"] for job in cluster.get("/api/jobs/") if job["submission_id"]]
         except OSError as error:  # the errors of requests are OSErrors
@@ -46,7 +63,9 @@ def follow(part: Part, cluster: Cluster) -> int:
                 raise LaunchError(f"the head has not answered for {silent:.0f} s: {error}") from None
             continue
         answered = time.monotonic()
-        if over := [state for state in states if state in ENDED]:
-            part.launcher.status(job=over[0])
-            return 0 if over[0] == "SUCCEEDED" else 1
+        if states:  # the head submits its job once all hosts have joined
+            part.formed = True
+            part.launcher.status(job=states[0], formed=True)
+            if states[0] in ENDED:
+                return 0 if states[0] == "SUCCEEDED" else 1
     return 0

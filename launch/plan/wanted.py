@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 from math import ceil
 
+from ascend_quant.processes.environment import STACK_VARIABLE
 from ascend_quant.recipes.keys import ACTOR, ROLLOUT
 from launch import LaunchError
 from launch.cluster.inventory import Inventory
@@ -12,7 +13,7 @@ from launch.plan import Saving, Wanted
 from launch.plan.imports import imports
 from launch.recipes import Paths, Recipe
 from launch.recipes.paths import data_files
-from launch.recipes.stacks import STACK_VARIABLE, pins
+from launch.recipes.stacks import pins
 
 EPHEMERAL = 50000
 SAVE = "trainer.save_freq"  # verl saves no checkpoints by default

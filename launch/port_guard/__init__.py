@@ -13,7 +13,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -60,16 +59,6 @@ def build(folder: Path, hosts: Iterable[str]) -> Path:
     _run([*command, "-o", str(made), str(SOURCE), "-ldl"], os.environ, "the port guard was not compiled")
     _run([sys.executable, "-S", "-c", TRY], preloaded(made, os.environ), f"{made} does not guard the run's ports")
     return made
-
-
-def problems() -> list[str]:
-    """Return why runs cannot use the port guard on this host, in one line; nothing if they can."""
-    with tempfile.TemporaryDirectory(prefix="aq-port-guard-") as folder:
-        try:
-            build(Path(folder), [])
-        except LaunchError as error:
-            return [str(error)]
-    return []
 
 
 def shown() -> str | None:

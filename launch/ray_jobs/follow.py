@@ -14,7 +14,7 @@ import requests
 from launch import LaunchError
 from launch.ray_jobs.cluster import ENDED, Cluster
 
-POLL_SECONDS = 1
+POLL_SECONDS = 2
 LAST_SECONDS = 10  # time to read the rest of the log after a job has ended
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # exit codes of a killed driver: its own, or its shell's
 

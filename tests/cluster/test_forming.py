@@ -76,6 +76,15 @@ def check_wiring(host: Host, wire: Nic) -> None:
         assert environment["ASCEND_QUANT_RUN"]
 
 
+def check_token(hosts: list[Host], launches: Launches) -> None:
+    """Ray's token is the same on all hosts, and once they have joined it is in no file of theirs."""
+    (token,) = {one["RAY_AUTH_TOKEN"] for host in hosts for one in environments_of_workers(host)}
+    folders = [launches.folder, *(host.path(folder) for host in hosts for folder in ("/tmp", "/root", "/dev/shm"))]
+    files = [file for folder in folders for file in folder.rglob("*") if file.is_file() and not file.is_symlink()]
+    assert len(files) > 100
+    assert not [file for file in files if token.encode() in file.read_bytes()]
+
+
 def sent(host: Host, nic: str) -> int:
     """Bytes that have left by an interface."""
     return int(host.run(["cat", f"/sys/class/net/{nic}/statistics/tx_bytes"]))
@@ -100,5 +109,6 @@ def test_the_hosts_meet_over_the_right_nic(hosts, launches, case):
         assert sent(host, wire.name) > REDUCED_BYTES
         if wire.name != host.nic:
             assert sent(host, host.nic) < CHATTER_BYTES
+    check_token(hosts, launches)
     launches.stay.unlink()
     assert [run.wait(END_SECONDS) for run in runs] == [0] * len(runs), "\n".join(run.text for run in runs)

@@ -12,7 +12,6 @@ import pytest
 
 from cluster.host import Host
 from cluster.launches import LONG, Launches
-from cluster.tools import clock_library
 
 NOT_FORMED = 3
 ANSWER_SECONDS = 90
@@ -39,15 +38,6 @@ def has_other_nics(host: Host, launches: Launches, folder: Path) -> None:
     launches.fields["hosts"][2]["nic"] = "bond0"
 
 
-def another_clock(folder: Path) -> dict[str, str]:
-    """Variables with which a process is two minutes ahead."""
-    return {"LD_PRELOAD": str(clock_library(folder, 120))}
-
-
-def has_another_clock(host: Host, launches: Launches, folder: Path) -> None:
-    host.restart(another_clock(folder))
-
-
 def has_another_ray(host: Host, launches: Launches, folder: Path) -> None:
     """A package is what its metadata says; Python takes the first that it finds."""
     metadata = folder / "other" / "ray-2.9.3.dist-info" / "METADATA"
@@ -61,7 +51,6 @@ CASES: dict[Callable[[Host, Launches, Path], None], tuple[str, ...]] = {  # what
     refuses_ssh: ("[Cc]onnection refused",),
     has_its_port_taken: (r"\b20000\b", "python3"),
     has_other_nics: ("bond0", "eno1"),
-    has_another_clock: (r"clock.* 1(19|20|21) s ahead",),
     has_another_ray: (r"ray 2\.9\.3",),
 }
 
@@ -80,19 +69,3 @@ def test_one_line_says_which_host_and_why(hosts, launches, tmp_path, spoil):
     for fact in CASES[spoil]:
         assert re.search(fact, said[0]), f"{fact!r} is not in {said[0]!r}"
     assert "Traceback" not in run.text
-
-
-@LONG
-def test_another_clock_on_every_node(hosts, launches, tmp_path):
-    """--on-this-node: a worker asks the head, says it in one line, and does not join."""
-    environments = [{}, {}, another_clock(tmp_path)]
-    runs = [
-        launches.job(host, "all_reduce", "--on-this-node", **environment)
-        for host, environment in zip(hosts, environments, strict=True)
-    ]
-    assert runs[2].wait(ANSWER_SECONDS) == NOT_FORMED, runs[2].text
-    said = [line for line in runs[2].text.splitlines() if "clock skew" in line]
-    assert len(said) == 1 and re.search(r" 1(19|20|21) s ahead", said[0]), runs[2].text
-    for run in runs[:2]:
-        run.press_ctrl_c()
-    assert [run.wait(ANSWER_SECONDS) for run in runs[:2]] == [130, 130], runs[0].text + runs[1].text

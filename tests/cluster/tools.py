@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 PACKAGES = {"ip": "iproute2", "sshd": "openssh-server", "ssh": "openssh-client", "nsenter": "util-linux"}
-CLOCK = Path(__file__).with_name("clock.c")
 LOCK = Path(tempfile.gettempdir(), "ascend-quant-tests-apt.lock")
 
 
@@ -22,13 +21,6 @@ def need_namespaces() -> None:
     if tried.returncode:
         pytest.skip(f"simulated hosts need namespaces, and this container may make none: {tried.stderr.strip()}")
     install([package for program, package in PACKAGES.items() if not on_path(program)])
-
-
-def clock_library(folder: Path, ahead: int) -> Path:
-    """What gives a process that preloads it a clock that is so many seconds ahead."""
-    made = folder / "clock.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", f"-DAHEAD={ahead}", "-o", made, CLOCK, "-ldl"], check=True)
-    return made
 
 
 def on_path(program: str) -> bool:

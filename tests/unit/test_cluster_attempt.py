@@ -1,10 +1,11 @@
 """An attempt, with shell scripts as the hosts' parts: when it ends, with which code, lines and cause; what is shown."""
 
 import io
+import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -31,17 +32,19 @@ def run(tmp_path, monkeypatch) -> Iterator[Callable[..., tuple[Outcome, str]]]:
     monkeypatch.setattr(attempts, "end_on", lambda *_: (0, ""))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
-    def make(head: str, worker: str, patient: bool = False, seconds: int = 60) -> tuple[Outcome, str]:
+    def make(
+        head: str, worker: str, patient: bool = False, seconds: int = 60, mine: Sequence[int] = (0, 1)
+    ) -> tuple[Outcome, str]:
         plan, shown = plan_of(node_plan()), io.StringIO()
         hosts = [Host(address="a"), Host(address="b")]
         inventory = plan.inventory.model_copy(update={"hosts": hosts, "join_seconds": seconds})
         plan = replace(plan, inventory=inventory, nodes=plan.nodes * 2, local=[True] * 2)
-        lines = [f"cd {tmp_path}; read task; {part}" for part in (head, worker)]
+        lines = [f"cd {tmp_path}; read -r task; {part}" for part in (head, worker)]
         monkeypatch.setattr(attempts, "command_of", lambda _, index: ["bash", "-c", lines[index]])
         record = Record.create(plan_of(node_plan()), tmp_path / "runs")
         with Status(Console(file=shown, width=200), 2) as status:
-            desk = Desk(record, Logs(record.folder), status, Interrupt(), [0, 1])
-            outcome = Attempt(plan, desk, patient).run()
+            desk = Desk(record, Logs(record.folder), status, Interrupt())
+            outcome = Attempt(plan, desk, mine, patient).run()
         desk.logs.close()
         return outcome, shown.getvalue()
 
@@ -95,6 +98,19 @@ def test_a_host_that_dies_ends_the_run_and_is_the_cause_unless_the_driver_has_on
     outcome, _ = run(f"{CHECKED}{FORMED}{fail}{WAIT}exit 1", dies)
     assert outcome.code == 1 and outcome.lines[0].startswith("b: ssh: Timeout")
     assert outcome.cause.error.startswith("KeyError" if raised == RAISED else "b: ssh: Timeout")
+
+
+def test_only_a_launcher_of_all_hosts_sends_them_rays_token(run, tmp_path):
+    """Each host gets the same one on stdin, and it is in no file of the launcher; see also tests/cluster."""
+    scripts = [f"""{CHECKED}{FORMED}echo "$task" > task-{name}; """ for name in "ab"]
+    for mine in ([0, 1], [0]):
+        assert run(f"{scripts[0]}sleep 1", f"{scripts[1]}{WAIT}", mine=mine)[0] == Outcome(0)
+        tokens = [json.loads(file.read_text())["token"] for file in sorted(tmp_path.glob("task-*"))]
+        if len(mine) == 1:
+            assert tokens[0] is None
+        else:
+            assert len(tokens[0]) == 64 and tokens[0] == tokens[1]
+            assert not [file for file in tmp_path.glob("runs/**/*.*") if tokens[0] in file.read_text()]
 
 
 def test_a_host_that_is_lost_while_the_others_end_is_named(run):

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -178,21 +177,6 @@ def test_a_failing_job_is_restarted_so_often_and_each_cause_is_told_last(begin, 
     assert run.record["state"] == "failed" and run.record["restarts"] == 2
     assert run.record["cause"]["error"] == told["cause"]
     assert run.left() == []
-
-
-def test_ctrl_c_ends_the_run_and_leaves_others_alone(begin):
-    foreign = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    run = begin(22400, SLEEP)
-    try:
-        run.wait_for("job is there")
-        assert len(run.left()) > 5
-        run.process.send_signal(signal.SIGINT)
-        assert run.process.wait(60) == 130, run.text
-        assert run.left() == [] and foreign.poll() is None
-        assert run.record["state"] == "stopped"
-    finally:
-        foreign.kill()
-        foreign.wait()
 
 
 def test_stop_ends_what_a_killed_node_process_has_left(begin):

@@ -30,7 +30,7 @@ def test_a_record_holds_what_stop_needs_and_no_secret(tmp_path):
     assert told["state"] == "running" and told["control"]["pid"] == psutil.Process().pid
     assert (told["run"], told["local"]) == (node.run, [True])
     assert list(file.parent.iterdir()) == [file]
-    assert Record.load(file.parent).told == record.told
+    assert Record.load(file.parent) == record
 
 
 def test_no_other_user_reads_a_run(tmp_path):
@@ -51,31 +51,31 @@ def test_no_other_user_reads_a_run(tmp_path):
 
 def test_the_control_process_is_known_by_its_host_and_start_time(tmp_path):
     record = Record.create(plan_of(node_plan()), tmp_path)
-    assert record.control() == psutil.Process()
-    control = record.told.control
+    assert record.controller() == psutil.Process()
+    control = record.control
     record.change(control=control.model_copy(update={"started": control.started - 60}))  # its id is another's now
-    assert record.control() is None
+    assert record.controller() is None
     record.change(control=control.model_copy(update={"host": "another-machine"}))
-    assert record.control() is None
+    assert record.controller() is None
     gone = subprocess.Popen(["true"])
     gone.wait()
     record.change(control=control.model_copy(update={"pid": gone.pid}))
-    assert record.control() is None
+    assert record.controller() is None
 
 
 def test_stop_takes_the_one_run_that_has_not_ended(tmp_path, capsys):
     with pytest.raises(LaunchError, match="no run"):
         find(None, tmp_path)
     first, second = (Record.create(plan_of(node_plan()), tmp_path) for _ in range(2))
-    with pytest.raises(LaunchError, match=f"{first.told.run}, {second.told.run}. Say which"):
+    with pytest.raises(LaunchError, match=f"{first.run}, {second.run}. Say which"):
         find(None, tmp_path)
     first.change(state="done")
-    assert find(None, tmp_path)[0].told == second.told
-    for name in (first.told.run, str(first.folder), f"{os.path.relpath(first.folder)}/"):
-        assert find(name, tmp_path)[0].told == first.told
+    assert find(None, tmp_path)[0] == second
+    for name in (first.run, str(first.folder), f"{os.path.relpath(first.folder)}/"):
+        assert find(name, tmp_path)[0] == first
     assert run.stop("nosuch", tmp_path) == 2
     errors = capsys.readouterr().err
-    assert "no run 'nosuch'" in errors and second.told.run in errors
+    assert "no run 'nosuch'" in errors and second.run in errors
 
 
 def linked(folder: Path) -> None:
@@ -99,9 +99,9 @@ def test_a_record_that_others_can_have_written_is_refused(tmp_path, capsys, monk
         pytest.skip("gives files away, which needs root")
     record = Record.create(plan_of(node_plan()), tmp_path / "runs")
     monkeypatch.setattr(run, "end_on", lambda *_: pytest.fail("a host was asked"))
-    monkeypatch.setattr(Record, "control", lambda _: pytest.fail("a process was looked for"))
+    monkeypatch.setattr(Record, "controller", lambda _: pytest.fail("a process was looked for"))
     SPOILT[spoilt](record.folder)
-    assert run.stop(record.told.run if named else None, tmp_path / "runs") == 2
+    assert run.stop(record.run if named else None, tmp_path / "runs") == 2
     assert str(tmp_path / "runs") in capsys.readouterr().err
 
 
@@ -121,25 +121,25 @@ def test_a_broken_record_is_named_and_keeps_no_other_run_alive(tmp_path, capsys,
     file = bad.folder / "run.json"
     file.write_text(broken(json.loads(file.read_text())))
     with pytest.raises(LaunchError, match=str(file)):
-        find(bad.told.run, tmp_path)
+        find(bad.run, tmp_path)
     asked = []
     monkeypatch.setattr(run, "end_on", lambda run, *_: asked.append(run) or (0, ""))
-    monkeypatch.setattr(Record, "control", lambda _: None)
+    monkeypatch.setattr(Record, "controller", lambda _: None)
     assert run.stop(None, tmp_path) == 0
-    assert asked == [good.told.run]
+    assert asked == [good.run]
     assert str(file) in capsys.readouterr().err
 
 
 def test_stop_names_a_host_that_it_cannot_reach(tmp_path, capsys):
     record = Record.create(plan_of(node_plan()), tmp_path)
     away = Host(address="localhost", ssh=Ssh(port=1))
-    inventory = record.told.inventory
+    inventory = record.inventory
     record.change(
-        control=record.told.control.model_copy(update={"pid": 2**22 + 1}),  # no process has it
+        control=record.control.model_copy(update={"pid": 2**22 + 1}),  # no process has it
         inventory=inventory.model_copy(update={"hosts": [*inventory.hosts, away]}),
         local=[True, False],
     )
     assert run.stop(None, tmp_path) == 1
     said = capsys.readouterr().out
     assert "127.0.0.1: nothing left" in said and has_line_naming(said, "localhost:", "ssh: connect", "refused")
-    assert find(None, tmp_path)[0].told.state == "running"
+    assert find(None, tmp_path)[0].state == "running"

@@ -3,25 +3,18 @@
 from launch.nodes.head import Members
 
 
-def node(address: str, state: str = "ALIVE", message: str | None = None) -> dict[str, str | None]:
-    return {"node_ip": address, "state": state, "state_message": message}
+def node(host: int, state: str = "ALIVE", message: str | None = None) -> dict[str, object]:
+    return {"labels": {"host": str(host), "ray.io/node-id": "1f"}, "state": state, "state_message": message}
 
 
 def test_members_join_and_die():
-    members = Members([["192.0.2.1"], ["192.0.2.2", "198.51.100.2"], ["192.0.2.3"]])
-    members.look([node("192.0.2.1"), node("198.51.100.2")])
+    members = Members()
+    members.look([node(0), node(1)])
     assert (members.joined, members.lost) == ({0, 1}, {})
-    members.look([node("192.0.2.1"), node("198.51.100.2", "DEAD", "missed heartbeats"), node("192.0.2.3")])
+    members.look([node(0), node(1, "DEAD", "missed heartbeats"), node(2)])
     assert (members.joined, members.lost) == ({0, 2}, {1: "missed heartbeats"})
-    members.look([node("198.51.100.2", "DEAD"), node("198.51.100.2")])  # it comes back, and stays lost
-    members.look([node("192.0.2.9")])  # nobody
+    members.look([node(1, "DEAD"), node(1)])  # it comes back, and stays lost
     assert (members.joined, set(members.lost)) == ({0, 2}, {1})
-    late = Members([["192.0.2.1"], ["192.0.2.2"]])
-    late.look([node("192.0.2.2", "DEAD"), node("192.0.2.2")])  # dead before it joined: no loss
+    late = Members()
+    late.look([node(1, "DEAD"), node(1)])  # dead before it joined: no loss
     assert (late.joined, late.lost) == ({1}, {})
-
-
-def test_a_run_on_one_host_takes_whatever_address_ray_gave_it():
-    members = Members([["127.0.0.1"]])
-    members.look([node("192.0.2.2")])
-    assert members.joined == {0}

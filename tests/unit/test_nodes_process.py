@@ -104,8 +104,11 @@ def test_a_part_that_somebody_else_ends_says_so(tmp_path):
 
 def test_silence_of_the_launcher_ends_a_part(monkeypatch):
     monkeypatch.setattr(launcher, "SILENT_SECONDS", 0.5)
+    here, launchers = os.pipe()
+    monkeypatch.setattr(sys, "stdin", os.fdopen(here))
     watched = launcher.Launcher(sys.stdout)
     watched._watch()  # returns when it has ended the part
+    os.close(launchers)
     assert watched.ended.is_set() and "launcher" in watched.why
 
 

@@ -6,18 +6,22 @@ import inspect
 import json
 import os
 import sys
+import threading
 import time
 from dataclasses import replace
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import requests
 from cluster_cases import new_run, node_plan
 
 from launch import LaunchError
 from launch.environment import network
 from launch.environment.network import Wire
+from launch.nodes.checks import Checked
 from launch.nodes.launcher import Launcher
-from launch.nodes.ray_node import GAVE_UP, RayNode, joined, start_command
+from launch.nodes.ray_node import GAVE_UP, OTHER_CLUSTERS, Part, joined, start_command
 from launch.system.private import run_folder
 from launch.system.processes import MARK, of_run
 
@@ -92,7 +96,7 @@ OTHER = "RuntimeError('Version mismatch: 2.60.0 and 2.59.0')"
 
 
 class Started:
-    """A RayNode whose Ray fails so many times, and what it has told."""
+    """A part whose Ray fails so many times, and what it has told."""
 
     def __init__(self, folder: Path, failures: int, error: str, seconds: float) -> None:
         package = folder / "ray" / "scripts"
@@ -107,7 +111,9 @@ class Started:
         environment = os.environ | {"PYTHONPATH": str(folder), MARK: run}
         launcher = Launcher(sys.stdout)
         launcher.note = self.notes.append
-        self.node = RayNode(node_plan(run), ["ray", "start"], environment, launcher, time.monotonic() + seconds)
+        deadline = time.monotonic() + seconds
+        self.part = Part(node_plan(run), Checked(), launcher, deadline, environment=environment)
+        self.part.start_ray(["ray", "start"])
 
     def count(self) -> int:
         return len(self.starts.read_text())
@@ -116,7 +122,7 @@ class Started:
         """Check as the host's part does, until Ray was started so many times."""
         deadline = time.monotonic() + 60
         while self.count() < count and time.monotonic() < deadline:
-            self.node.check()
+            self.part.check_ray()
             time.sleep(0.05)
 
 
@@ -130,15 +136,15 @@ def start(tmp_path):
 
     yield of
     for started in made:
-        started.node.end()
+        started.part.end_ray()
 
 
 def test_it_starts_again_with_nothing_left_of_the_start_before(start):
     started = start(failures=2)
     started.check_until(3)
-    started.node.check()
+    started.part.check_ray()
     assert (started.count(), len(started.notes)) == (3, 2)
-    assert len(of_run(started.node.plan.run)) == 2, "more than the third start and its daemon"
+    assert len(of_run(started.part.plan.run)) == 2, "more than the third start and its daemon"
 
 
 @pytest.mark.parametrize(("error", "seconds"), [(OTHER, 60), (TIMED_OUT, 0)], ids=["another reason", "too late"])
@@ -153,3 +159,18 @@ def test_these_are_still_the_words_of_ray():
     private = pytest.importorskip("ray._private")
     for module, words in zip((private.node, private.utils), GAVE_UP, strict=True):
         assert words in inspect.getsource(module)
+
+
+def test_a_part_asks_the_dashboard_without_the_proxy_of_its_shell(monkeypatch):
+    """A cluster's shells often have one, which does not know the hosts of a run."""
+    for name in ("no_proxy", "NO_PROXY", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", *OTHER_CLUSTERS):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as dashboard:
+        threading.Thread(target=dashboard.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{dashboard.server_port}"
+        with pytest.raises(requests.exceptions.ProxyError):
+            requests.head(address, timeout=5)
+        Part(node_plan(), Checked(), Launcher(sys.stderr), 0).adopt("token")
+        assert requests.head(address, timeout=5).ok
+        dashboard.shutdown()
