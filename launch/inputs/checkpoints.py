@@ -13,7 +13,7 @@ GIB = 1 << 30
 def lacking_room(wanted: Wanted) -> tuple[str, str] | None:
     """Return what the disk lacks for checkpoints, and what to do; None if the model is not on this host."""
     saving = wanted.saving
-    size = parameters(Path(wanted.model)) * saving.parameter_bytes if saving else 0
+    size = parameters(Path(wanted.model)) * saving.parameter_bytes if saving and wanted.model else 0
     if not size:
         return None
     count = max(kept(saving) - len(list(Path(wanted.out).glob("checkpoints/global_step_*"))), 0)
