@@ -21,6 +21,7 @@ REWARDS = (
     "reward.custom_reward_function.path",
     "custom_reward_function.path",
 )  # if both are given, verl uses the second
+PACKAGE = "pkg://"  # before the name of a module that every host has installed
 KEEP = "trainer.max_actor_ckpt_to_keep"  # verl keeps all checkpoints by default
 STEPS = "trainer.total_training_steps"  # by default, the number of steps in the epochs
 EPOCHS = ("trainer.total_epochs", 30)
@@ -94,7 +95,7 @@ def needs(recipe: Recipe, paths: Paths) -> list[str]:
     found = [paths.model, *dict.fromkeys(data_files(recipe, paths))]
     rewards = {name: recipe.setting(name) for name in REWARDS}
     for name, reward in rewards.items():
-        if reward is None or reward in recipe.files:
+        if reward is None or reward in recipe.files or reward.startswith(PACKAGE):
             continue
         if not reward.startswith("/"):
             raise LaunchError(
