@@ -5,6 +5,7 @@
 published.py  GSM8K, DAPO-Math-17k and AIME-2024, from a local copy or the hub
 addition.py   the demo's task, with a model
 parquet.py    the files
+rows.py       what a file that verl is to read lacks
 """
 
 from pathlib import Path

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from ascend_quant.datasets.rows import lacking
 from ascend_quant.processes.environment import environment
 from launch import existing
 from launch.doctor.checking import Finding, error, warning
@@ -11,7 +12,6 @@ from launch.doctor.facts import Facts
 from launch.doctor.machine import lacking_room
 from launch.inputs import model
 from launch.inputs.checkpoints import lacking_room as lacking_checkpoints
-from launch.inputs.rows import lacking
 from launch.system.software import missing, python_path
 
 OUT_GIB = {"none": 5, "gpu": 50, "npu": 50}

@@ -8,8 +8,8 @@ import sys
 import pytest
 from naming import has_line_naming
 
+from ascend_quant.integrations.verl.validate import problems
 from launch import ROOT
-from launch.plan.validate import problems
 from launch.recipes import Paths, load, names, resolve
 
 PATHS = Paths("/models/one", "/data", "/runs/one")
@@ -106,7 +106,7 @@ def test_an_update_is_shared_out_among_the_workers():
 
 def test_the_process_answers_in_json_whatever_verl_prints():
     done = subprocess.run(
-        [sys.executable, "-m", "launch.plan.validate"],
+        [sys.executable, "-m", "ascend_quant.integrations.verl.validate"],
         input=json.dumps(["trainer.save_frq=10"]),
         capture_output=True,
         text=True,

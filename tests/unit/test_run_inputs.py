@@ -9,10 +9,10 @@ import pytest
 from doctor_facts import said
 from naming import has_line_naming
 
+from ascend_quant.datasets.rows import lacking
 from launch.doctor import run
 from launch.doctor.facts import Facts
 from launch.inputs.checkpoints import lacking_room
-from launch.inputs.rows import lacking
 from launch.plan import Saving, Wanted
 
 
