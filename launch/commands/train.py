@@ -1,7 +1,7 @@
-"""The commands `run.sh train`, `stop` and `demo`, and `python -m launch node`.
+"""The commands `run.sh train` and `stop`, and `python -m launch node`.
 
-`train` trains a recipe on a cluster or on this machine, or shows what it would do (--dry-run). `demo` trains a small
-model on this CPU. `node` is one host's part of a run; `train` starts it and sends its plan as a line of JSON on stdin.
+`train` trains a recipe on a cluster or on this machine, or shows what it would do (--dry-run). `node` is one host's
+part of a run; `train` starts it and sends its plan as a line of JSON on stdin.
 """
 
 import json
