@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from ascend_quant.files.documents import BadDocument, read_yaml
 from ascend_quant.recipes import RecipeError, prefix
 from ascend_quant.recipes.compose import alone, is_group, names, plain
-from ascend_quant.recipes.node import lines, node_of
+from ascend_quant.recipes.node import Node, lines, node_of
 from launch import LaunchError
 from launch.environment.variables import secret, without_secrets_in
 from launch.recipes import old_names
@@ -109,12 +109,12 @@ def _unreadable(override: str) -> Iterator[str]:
         yield f"{name}: Hydra cannot read the value: quote text that has spaces or signs, as {name}='\"..\"'"
 
 
-def _files(where: str, recipe: Recipe) -> dict[str, str]:
+def _files(where: str, node: Node) -> dict[str, str]:
     """Return the absolute paths of files that lie beside the recipe."""
-    made = {name: Path(where).absolute().parent / said for name, said in recipe.files.items()}
+    made = {name: Path(where).absolute().parent / said for name, said in node.files.items()}
     for name, file in made.items():
         if not file.is_file():
-            raise LaunchError(f"{where}: recipe.files.{name}: {recipe.files[name]}: there is no file {file}")
+            raise LaunchError(f"{where}: recipe.files.{name}: {node.files[name]}: there is no file {file}")
     return {name: str(file) for name, file in made.items()}
 
 

@@ -1,7 +1,6 @@
 """How a host is reached: the command of ssh, a part's lines both ways, and why a host could not be reached."""
 
 import queue
-from dataclasses import replace
 
 import pytest
 from cluster_cases import node_plan, plan_of
@@ -14,12 +13,13 @@ from launch.cluster.transport import may_pass, reason
 UNKNOWN, CHANGED = "Host key verification failed.", "REMOTE HOST IDENTIFICATION HAS CHANGED"
 
 
-def test_a_host_tells_its_facts_or_why_it_does_not():
+def test_a_host_tells_its_facts_or_why_it_does_not(monkeypatch):
     plan = plan_of(node_plan())
     assert transport.ask(plan, 0)["chosen"]["devices"] == [0]
     for line, why in (("echo oops >&2; exit 7", "code 7: oops"), ("echo hello", "'hello")):
+        monkeypatch.setattr(transport, "command_of", lambda *_, line=line: ["bash", "-c", line])
         with pytest.raises(LaunchError, match=f"^127.0.0.1: .*{why}"):
-            transport.ask(replace(plan, start=[line]), 0)
+            transport.ask(plan, 0)
 
 
 def test_a_channel_carries_lines_both_ways_and_closes_with_a_code():
