@@ -14,6 +14,8 @@ def test_as_in_an_image_its_files_are_enough_and_the_package_is_installed(tmp_pa
     tree = tmp_path / "tree"
     for name in ("launch", "configs"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tree / "docker").mkdir()
+    shutil.copy(ROOT / "docker" / "stacks.yaml", tree / "docker")
     asked = "from launch import IS_CHECKOUT; from launch.recipes import load\n"
     asked += "print(IS_CHECKOUT, load('addition-int8').name)"
     environment = os.environ | {"PYTHONPATH": str(tree)}
