@@ -4,7 +4,6 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -119,9 +118,14 @@ class Slurm:
 
 
 @pytest.fixture
-def slurm(hosts: list[Host], tmp_path: Path) -> Iterator[Slurm]:
+def installed() -> None:
+    """Slurm's programs and folders, before the hosts are made, which have their own view of /etc from then on."""
     if not (on_path("slurmctld") and on_path("munged")):
         install(["slurm-wlm", "munge"])
+
+
+@pytest.fixture
+def slurm(installed: None, hosts: list[Host], tmp_path: Path) -> Slurm:
     shown = [PYTHON, "-m", "launch", "recipe", "show", RECIPE, "--set", "trainer.nnodes=2", "--as", "slurm"]
     paths = ["--model", "/work/model", "--data", "/work/data", "--out", "/work/out"]
     (tmp_path / "job.sbatch").write_text(hosts[0].run([*shown, *paths], PYTHONPATH=str(PROJECT)))
