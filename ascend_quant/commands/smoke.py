@@ -152,6 +152,7 @@ def _test(setting: "Setting", wanted: list[str], out: Path | None, printed: bool
     try:
         content = Parts(setting, console, before, keep).run(wanted)
     except UnknownProbe as why:
+        shutil.rmtree(setting.folder)
         fail(f"--only: {why}; and {', '.join(alone(setting))}", WRONG_USE)
     if printed:
         typer.echo(as_text(content), nl=False)
