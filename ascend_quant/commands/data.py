@@ -1,15 +1,16 @@
 """`ascend-quant data`, which `run.sh data` starts, too: data sets as Parquet files for verl."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
+from ascend_quant.datasets import DataError, Name, prepare
 from ascend_quant.terminal.exits import FAILED, WRONG_USE, fail
 
 
 def data(
-    name: Annotated[Literal["gsm8k", "dapo-math-17k", "addition"], typer.Argument(help="Name of the data set.")],
+    name: Annotated[Name, typer.Argument(help="Name of the data set.")],
     source: Annotated[
         str | None, typer.Option("--from", help="Folder of a downloaded copy.  [default: download from the hub]")
     ] = None,
@@ -21,7 +22,6 @@ def data(
 
     Exit status: 0 on success; 1 if the data set is not available, or differs from the published one; 2 for wrong usage.
     """
-    from ascend_quant.datasets import DataError, prepare
     from ascend_quant.terminal.progress import waiting
 
     if source and name == "addition":

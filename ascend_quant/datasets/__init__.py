@@ -9,19 +9,22 @@ rows.py       what a file that verl is to read lacks
 """
 
 from pathlib import Path
+from typing import Literal
+
+Name = Literal["gsm8k", "dapo-math-17k", "addition"]  # each is written into a folder of its name
 
 
 class DataError(RuntimeError):
     """Raised if data cannot be obtained or written, or differ from the published format; the message has one line."""
 
 
-def prepare(name: str, source: Path | None, target: Path) -> list[str]:
+def prepare(name: Name, source: Path | None, target: Path) -> list[str]:
     """Write a data set into `target`, replacing an earlier one; return a description of what was written.
 
     The same source gives the same bytes.
 
     Args:
-        name: gsm8k, dapo-math-17k or addition.
+        name: the data set; dapo-math-17k is written with aime-2024, for validation.
         source: a folder with a copy of the hub's repository; None for the hub itself. Addition is generated here.
 
     Raises:

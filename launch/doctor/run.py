@@ -3,7 +3,9 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
+from ascend_quant.datasets import Name
 from ascend_quant.datasets.rows import lacking
 from ascend_quant.processes.environment import environment
 from launch import existing
@@ -15,7 +17,6 @@ from launch.inputs.checkpoints import lacking_room as lacking_checkpoints
 from launch.system.software import missing, python_path
 
 OUT_GIB = {"none": 5, "gpu": 50, "npu": 50}
-DATA = ("gsm8k", "dapo-math-17k", "addition")  # data sets of ./run.sh data, each in a folder of its name
 
 
 def imports(facts: Facts) -> Iterator[Finding]:
@@ -49,7 +50,7 @@ def _put(path: str) -> str:
     if not path.endswith(".parquet"):
         return "copy it there, or correct the setting that names it"
     folder = Path(path).parent
-    made = f"./run.sh data {folder.name} --to {folder.parent}, or " if folder.name in DATA else ""
+    made = f"./run.sh data {folder.name} --to {folder.parent}, or " if folder.name in get_args(Name) else ""
     return f"{made}correct --data"
 
 
