@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,6 +170,14 @@ class Host:
         namespace = pid_namespace(self.pid)
         found = {process for process in psutil.process_iter() if pid_namespace(process.pid) == namespace}
         return {process for process in found if is_alive(process)}
+
+    def commands(self) -> dict[psutil.Process, list[str]]:
+        """What runs on the host, with its command line; without what ends while it is asked."""
+        found = {}
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                found[process] = process.cmdline()
+        return found
 
     def begin(self, command: Sequence[str | Path], folder: Path = PROJECT, **environment: str) -> Running:
         """Start a command in a shell's environment, and these variables."""

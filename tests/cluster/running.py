@@ -5,9 +5,12 @@ import re
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
+
+from ascend_quant.processes.tree import signal_each
 
 
 class Running:
@@ -62,13 +65,15 @@ class Running:
 
     def press_ctrl_c(self) -> None:
         """SIGINT to all processes of the terminal's group, as a terminal does; nsenter stands outside the host."""
-        for process in self.group():
-            process.send_signal(signal.SIGINT)
+        signal_each(self.group(), lambda process: process.send_signal(signal.SIGINT))
 
     def group(self) -> list[psutil.Process]:
         """The processes of the command that a terminal would signal."""
-        group = self._process.pid
-        return [process for process in descendants(group) if os.getpgid(process.pid) == group]
+        group, found = self._process.pid, []
+        for process in descendants(group):
+            with suppress(ProcessLookupError):  # it has just ended
+                found += [process] if os.getpgid(process.pid) == group else []
+        return found
 
     def wake(self) -> None:
         """Let nsenter go on, which stops when its command is stopped."""
@@ -76,8 +81,7 @@ class Running:
 
     def end(self) -> None:
         """Kill what a terminal would; for clearing up after a failed test."""
-        for process in self.group():
-            process.kill()
+        signal_each(self.group(), psutil.Process.kill)
         self._process.kill()
         self._process.wait()
 

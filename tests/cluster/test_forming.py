@@ -6,6 +6,7 @@ That it is right is shown by an all-reduce of all hosts, which no other wiring l
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -58,12 +59,10 @@ def start(hosts: list[Host], launches: Launches, case: Callable) -> list[Running
 def environments_of_workers(host: Host) -> list[dict[str, str]]:
     """Those of Ray's actors on a host."""
     found = []
-    for process in host.processes():
-        try:
-            if process.cmdline()[0].startswith("ray::Rank"):
+    for process, words in host.commands().items():
+        if " ".join(words).startswith("ray::Rank"):
+            with suppress(psutil.NoSuchProcess):
                 found.append(process.environ())
-        except (psutil.NoSuchProcess, IndexError):
-            continue
     return found
 
 

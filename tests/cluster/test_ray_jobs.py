@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from cluster.host import PROJECT, PYTHON, Host, Nic
 from cluster.keys import Keys
 from cluster.launches import LONG
+from cluster.leftovers import SETTLE_SECONDS
 from cluster.running import Running
 from cluster.switch import Switch
 
@@ -55,13 +57,20 @@ class There:
     def launch(self, *words: str | Path, **environment: str) -> Running:
         return self.laptop.begin([PYTHON, "-m", "launch", *words], self.folder, PYTHONPATH=str(PROJECT), **environment)
 
-    def left(self) -> list[str]:
+    def of_job(self) -> list[str]:
         """The job's processes that live: its driver, and the children of its actors."""
         return [*self.running("job.py"), *self.running("98765")]
 
+    def left(self) -> list[str]:
+        """Those that do not end; Ray calls an actor dead a moment before it has ended the actor's children."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while (alive := self.of_job()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return alive
+
     def running(self, word: str) -> list[str]:
         """The command lines with this word on the cluster's nodes."""
-        lines = [" ".join(one.cmdline()) for host in self.nodes if host.is_on for one in host.processes()]
+        lines = [" ".join(words) for host in self.nodes if host.is_on for words in host.commands().values()]
         return [line for line in lines if word in line]
 
     def close(self) -> None:
@@ -115,12 +124,12 @@ def test_a_killed_driver_is_run_again_from_its_last_checkpoint(there: There):
     run = there.run(restarts=1)
     first = says(run)
     before = len(run.text)
-    driver = next(one for one in there.nodes[0].processes() if "job.py" in " ".join(one.cmdline()[1:2]))
+    driver = next(one for one, words in there.nodes[0].commands().items() if "job.py" in " ".join(words[1:2]))
     driver.kill()
     second = says(run, after=before)
     assert first["words"] == second["words"] == ["trainer.resume_mode=auto"]
     assert second["metrics"] == f"{first['metrics']}-restart1"
-    assert sum("98765" in line for line in there.left()) == len([*there.nodes, "detached"])  # of this attempt alone
+    assert sum("98765" in line for line in there.of_job()) == len([*there.nodes, "detached"])  # of this attempt alone
     there.stay.unlink()
     assert run.wait(END_SECONDS) == 0, run.text
 

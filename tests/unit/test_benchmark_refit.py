@@ -4,13 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
+from ending import ended_soon
 from naming import has_line_naming
 from typer.testing import CliRunner
 
@@ -66,10 +65,7 @@ def test_a_task_out_of_time_is_gone_with_what_it_has_started(monkeypatch, tmp_pa
     monkeypatch.setattr(tasks.sys, "executable", str(program))
     outcome = carry_out(Task("kernels", "tiny", "cpu"), 1.0)
     started = int((tmp_path / "started").read_text())
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(started) and psutil.Process(started).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert ended_soon(started)
     assert outcome.result is None
 
 

@@ -11,8 +11,8 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import psutil
 import pytest
+from ending import ended_soon
 from hydra import compose, initialize_config_module
 from naming import has_line_naming
 from rich.console import Console
@@ -86,15 +86,6 @@ def test_a_child_that_takes_too_long_ends_with_all_that_it_started(setting):
     ended = children.run([sys.executable, "-c", code], setting.folder, "slow", 3, "cpu")
     assert ended.code is None and has_line_naming(ended.why(), "slow", "3 s")
     assert ended_soon(int(file.read_text())), "the grandchild still runs"
-
-
-def ended_soon(pid: int) -> bool:
-    deadline = time.monotonic() + 30
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 # Real commands, but for what takes minutes: no warm-up, and in verl's place a process that sleeps.
