@@ -38,11 +38,16 @@ def meet(part: Part) -> tuple[str, Cluster, list[str]]:
     """Connect to the head; return its address, its client, and how this host differs from it.
 
     Raises:
-        LaunchError, OSError, RuntimeError: the head is not there yet.
+        LaunchError, OSError, RuntimeError: the head is not there yet. The status line shows why, since the reason may
+            be one that does not pass, such as a wrong name, or an output folder that is not shared.
     """
-    with socket.create_connection((part.plan.head, int(part.plan.ports["ray"])), REACH_SECONDS) as reached:
-        address = reached.getpeername()[0]
-    part.adopt(part.token or meeting.take(part.plan))
+    try:
+        with socket.create_connection((part.plan.head, int(part.plan.ports["ray"])), REACH_SECONDS) as reached:
+            address = reached.getpeername()[0]
+        part.adopt(part.token or meeting.take(part.plan))
+    except (LaunchError, OSError) as error:
+        part.launcher.status(doing=f"waiting for {part.plan.head}: {error}")
+        raise
     cluster = connect(f"http://{joined(address, part.plan.ports['dashboard'])}")
     return address, cluster, meeting.differences(cluster, versions())
 

@@ -3,14 +3,18 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 
+import pytest
 from cluster_cases import PROJECT, new_run, node_plan
 from naming import has_line_naming
 
 from launch.nodes import launcher
+from launch.plan import NodePlan
 from launch.system.processes import MARK, of_run
 
 NODE = [sys.executable, "-m", "launch", "node"]
@@ -91,11 +95,26 @@ def test_the_end_of_stdin_ends_a_part(tmp_path):
     assert code == 0 and told(errors, "status") and not told(errors, "error"), errors
 
 
+def begin(plan: NodePlan, folder: Path) -> subprocess.Popen:
+    """A worker's part that has its task."""
+    part = subprocess.Popen(NODE, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT)
+    part.stdin.write(json.dumps({"run": asdict(replace(plan, role="worker", job=None, out=str(folder)))}) + "\n")
+    part.stdin.flush()
+    return part
+
+
+@pytest.mark.parametrize(("head", "named"), [("nosuch.invalid", "nosuch.invalid"), ("127.0.0.1", ".ray_token")])
+def test_a_worker_that_waits_says_for_what(tmp_path, head, named):
+    """The head's name is wrong, or its output folder is not this host's."""
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        ports = node_plan().ports | {"ray": there.getsockname()[1]}
+        with begin(node_plan(head=head, ports=ports, join_seconds=20), tmp_path) as part:
+            assert any(named in line for line in part.stderr if line.startswith("status: "))
+            part.stdin.close()
+
+
 def test_a_part_that_somebody_else_ends_says_so(tmp_path):
-    task = {"run": asdict(node_plan(role="worker", job=None, out=str(tmp_path)))}
-    with subprocess.Popen(NODE, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT) as part:
-        part.stdin.write(json.dumps(task) + "\n")
-        part.stdin.flush()
+    with begin(node_plan(), tmp_path) as part:
         next(line for line in part.stderr if line.startswith("status: "))
         part.send_signal(signal.SIGTERM)
         (why,) = told(part.stderr.read(), "error")
