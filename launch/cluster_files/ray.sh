@@ -21,14 +21,39 @@ start_ray() { # runs on each node
   exec ray start --address="$HEAD_ADDRESS:$PORT" "${common[@]}"
 }
 
+one_task=(--overlap --nodes=1 --ntasks=1)
 on() { # on NODE COMMAND ..: runs a command on a node; exec makes $! the pid of srun
-  exec srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" "${@:2}"
+  exec srun "${one_task[@]}" --nodelist="$1" "${@:2}"
 }
 
-end() { # ends Ray on the workers, then on the head
+run() { # run COMMAND ..: runs a command on the head; returns its exit code, or 1 as soon as Ray has ended on a node
+  on "$HEAD" "$@" &
+  driver=$!
+  local code=0
+  wait -n "$driver" "$head" "${workers[@]}" || code=$?
+  if kill -0 "$driver" 2> /dev/null; then
+    echo "Ray has ended on a node, with exit code $code" >&2
+    return 1
+  fi
+  return "$code"
+}
+
+wait_for_slurm() { # if a node is dead: Ray notices it in seconds, but Slurm, which then requeues the job, in minutes
+  local node seconds
+  for node in "${nodes[@]}"; do
+    if ! timeout 30 srun "${one_task[@]}" --nodelist="$node" true; then
+      seconds=$(scontrol show config | awk '$1 == "SlurmdTimeout" { print $3 + 60 }')
+      echo "$node does not answer: waiting up to $seconds s for Slurm to requeue the job" >&2
+      sleep "$seconds" &
+      wait $!
+    fi
+  done
+}
+
+end() { # ends the command, then Ray on the workers, then on the head
   local code=$?
   trap - EXIT TERM INT
-  for step in "${workers[@]}" "$head"; do
+  for step in ${driver:-} "${workers[@]}" "$head"; do
     kill "$step" 2> /dev/null || true
     wait "$step" || true
   done
@@ -55,5 +80,7 @@ import ray, time
 ray.init()
 while sum(node['Alive'] for node in ray.nodes()) < $SLURM_JOB_NUM_NODES: time.sleep(1)"
 }
-(on "$HEAD" timeout 300 bash -c "$(declare -f wait_for_nodes); wait_for_nodes")
-(on "$HEAD" "${command[@]}")
+code=0
+run timeout 300 bash -c "$(declare -f wait_for_nodes); wait_for_nodes" && run "${command[@]}" || code=$?
+((code == 0)) || wait_for_slurm
+exit "$code"

@@ -190,6 +190,7 @@ class Host:
         """Start something that is another user's: it must outlive the test."""
         running = self.begin(command, **environment)
         while not running.group():
+            assert running.is_on, running.text
             time.sleep(0.01)
         self.residents |= set(running.group())
         return running

@@ -33,6 +33,10 @@ class Running:
         """What it has printed so far."""
         return self.output.read_text(errors="replace")
 
+    @property
+    def is_on(self) -> bool:
+        return self._process.poll() is None
+
     def wait(self, seconds: float) -> int:
         """Its exit code.
 

@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.long("launch/cluster_files"), pytest.mark.timeout(600)
 
 RECIPE, DEVICES = "qwen3-30b-a3b-int8-grpo-h200", 8
 OUTPUT, START_SECONDS, END_SECONDS, CANCEL_SECONDS = "job.out", 30, 180, 40
+NOTICES_SECONDS = 60  # later than Ray, as in real clusters
 CONF = """
 ClusterName=here
 SlurmctldHost=node1({head})
@@ -35,6 +36,7 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
+SlurmdTimeout={notices}
 SchedulerParameters=batch_sched_delay=0,sched_interval=1
 SlurmdParameters=config_overrides
 GresTypes=gpu
@@ -45,12 +47,14 @@ import json, os, sys, time, ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 ray.init()
 names = ("SLURMD_NODENAME", "VLLM_HOST_IP", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HYDRA_FULL_ERROR")
-told = ray.remote(lambda: [os.environ.get(name) for name in names])
-nodes = [told.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote() for node in ray.nodes()]
-print("SAYS", json.dumps({"words": sys.argv[1:], "nodes": sorted(ray.get(nodes))}), flush=True)
+def on_nodes(task):
+    remote = ray.remote(max_retries=0)(task)
+    return ray.get([remote.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote() for node in ray.nodes()])
+told = sorted(on_nodes(lambda: [os.environ.get(name) for name in names]))
+print("SAYS", json.dumps({"words": sys.argv[1:], "nodes": told}), flush=True)
 what = open("WHAT").read()
 if what == "stay":
-    time.sleep(1e6)
+    on_nodes(lambda: time.sleep(1e6))
 sys.exit(int(what))
 """
 
@@ -62,7 +66,9 @@ class Slurm:
         self.hosts, self.folder = hosts, folder
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf"), "PYTHONPATH": str(folder)}
         nodes = [f"NodeName={host.name} NodeAddr={host.address} CPUs=2 Gres=gpu:{DEVICES}" for host in hosts]
-        (folder / "slurm.conf").write_text(CONF.format(head=hosts[0].address) + "\n".join([*nodes, ""]))
+        (folder / "slurm.conf").write_text(
+            CONF.format(head=hosts[0].address, notices=NOTICES_SECONDS) + "\n".join([*nodes, ""])
+        )
         (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{DEVICES - 1}]\n")
         for number in range(DEVICES):
             (folder / f"gpu{number}").touch()  # Slurm counts the files
@@ -151,3 +157,16 @@ def test_ray_forms_on_the_nodes_of_a_job_and_all_of_it_ends_with_the_job(slurm: 
     slurm.asked("scancel", job)
     assert slurm.ended(job)[0] == "CANCELLED"
     assert [left(host, CANCEL_SECONDS) for host in slurm.hosts] == [set(), set()]
+
+
+def test_a_dead_ray_ends_the_job_and_a_dead_node_starts_it_again(slurm: Slurm):
+    job = slurm.submit("stay")
+    slurm.wait_for(lambda: "SAYS" in slurm.output(), END_SECONDS)
+    next(one for one, words in slurm.hosts[1].commands().items() if Path(words[0]).name == "raylet").kill()
+    assert slurm.ended(job) == ("FAILED", "1:0")
+    assert [left(host, CANCEL_SECONDS) for host in slurm.hosts] == [set(), set()]
+    job = slurm.submit("stay")
+    slurm.wait_for(lambda: "SAYS" in slurm.output(), END_SECONDS)
+    slurm.hosts[1].kill()
+    slurm.wait_for(lambda: slurm.state(job)[0] == "PENDING", END_SECONDS)
+    assert left(slurm.hosts[0], CANCEL_SECONDS) == set()
