@@ -82,5 +82,4 @@ while sum(node['Alive'] for node in ray.nodes()) < $SLURM_JOB_NUM_NODES: time.sl
 }
 code=0
 run timeout 300 bash -c "$(declare -f wait_for_nodes); wait_for_nodes" && run "${command[@]}" || code=$?
-((code == 0)) || wait_for_slurm
-exit "$code"
+((code == 0)) || { wait_for_slurm; exit "$code"; }

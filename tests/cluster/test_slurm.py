@@ -48,8 +48,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 ray.init()
 names = ("SLURMD_NODENAME", "VLLM_HOST_IP", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HYDRA_FULL_ERROR")
 def on_nodes(task):
-    remote = ray.remote(max_retries=0)(task)
-    return ray.get([remote.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote() for node in ray.nodes()])
+    nodes = [On(node["NodeID"], soft=False) for node in ray.nodes()]
+    return ray.get([ray.remote(max_retries=0, scheduling_strategy=node)(task).remote() for node in nodes])
 told = sorted(on_nodes(lambda: [os.environ.get(name) for name in names]))
 print("SAYS", json.dumps({"words": sys.argv[1:], "nodes": told}), flush=True)
 what = open("WHAT").read()
