@@ -18,7 +18,8 @@ start_ray() { # runs on each node
     exec ray start --head --port="$PORT" --include-dashboard=false --temp-dir="/tmp/ray-$SLURM_JOB_ID" "${common[@]}"
   fi
   until ray health-check --address "$HEAD_ADDRESS:$PORT" 2> /dev/null; do sleep 1; done
-  exec ray start --address="$HEAD_ADDRESS:$PORT" "${common[@]}"
+  # Ray gives up its start after a fixed time, which may be too short where all nodes read one file system at once
+  until ray start --address="$HEAD_ADDRESS:$PORT" "${common[@]}"; do ((SECONDS < 300)) || exit 1; done
 }
 
 one_task=(--overlap --nodes=1 --ntasks=1)

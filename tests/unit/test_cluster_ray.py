@@ -17,6 +17,7 @@ import pytest
 from cluster_cases import PROJECT, free_ports, new_run
 
 from ascend_quant.processes.tree import signal_each
+from launch.nodes.part import is_part
 from launch.system.private import run_folder
 from launch.system.processes import of_run
 
@@ -110,13 +111,6 @@ class Run:
             assert self.process.poll() is None and time.monotonic() < deadline, self.text
             time.sleep(0.2)
 
-    def left(self, seconds: float = 0) -> list[psutil.Process]:
-        """The processes of the run, once there are none or the time is over."""
-        deadline = time.monotonic() + seconds
-        while of_run(self.id) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        return of_run(self.id)
-
 
 def told_in(text: str) -> dict[str, str]:
     """The cause of a failed attempt, from its last lines."""
@@ -146,7 +140,7 @@ def test_a_job_runs_in_a_wired_marked_ray_and_nothing_is_left(begin):
     assert f"SEEN (['{run.id}', 'lo'], 'blue', 'two words')" in run.text
     assert "PLACE 127.0.0.1" in run.text  # where verl's data plane binds
     assert "joined 1/1" in run.text and "step 1 of 2" in run.text
-    assert run.left() == [] and not run_folder(run.id).exists()
+    assert of_run(run.id) == [] and not run_folder(run.id).exists()
     logs = run.folder / "runs" / run.id / "logs"
     assert "step:1 - loss:0.5" in (logs / "driver.log").read_text()
     assert (logs / "127.0.0.1" / "ray" / "gcs_server.out").stat().st_size
@@ -176,20 +170,19 @@ def test_a_failing_job_is_restarted_so_often_and_each_cause_is_told_last(begin, 
     assert "Allocator" in (run.folder / file).read_text().splitlines()[int(line) - 1]
     assert run.record["state"] == "failed" and run.record["restarts"] == 2
     assert run.record["cause"]["error"] == told["cause"]
-    assert run.left() == []
+    assert of_run(run.id) == []
 
 
 def test_stop_ends_what_a_killed_node_process_has_left(begin):
     run = begin(22800, SLEEP)
     run.wait_for("job is there")
-    nodes = [process for process in of_run(run.id) if "launch" in process.cmdline()]
+    parts = [process for process in of_run(run.id) if is_part(process)]
     run.process.kill()  # both at once, as when a machine runs out of memory
-    for node in nodes:
-        node.kill()
-    assert len(run.left()) > 5
+    signal_each(parts, psutil.Process.kill)
+    assert len(of_run(run.id)) > 5
     stop = [sys.executable, "-c", "import sys; from launch.cluster.run import stop; sys.exit(stop(None))"]
     variables = os.environ | {"PYTHONPATH": str(PROJECT)}
     done = subprocess.run(stop, cwd=run.folder, env=variables, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert re.search(r"127\.0\.0\.1: \d+ ended", done.stdout)
-    assert run.left() == [] and run.record["state"] == "stopped"
+    assert of_run(run.id) == [] and run.record["state"] == "stopped"
