@@ -1,4 +1,4 @@
-"""What each rank of test_megatron_qat.py does: real Megatron-core models, tensor parallel over gloo, on CPU.
+"""The checks that each rank of test_megatron_qat.py runs: real Megatron-core models, tensor parallel over gloo, on CPU.
 
 The reference is a second model of the same classes whose weights were gathered, fake-quantized whole by the oracle, and
 cut again.
@@ -90,7 +90,7 @@ def gpt(config: TransformerConfig) -> GPTModel:
 
 
 def wrapped(model: GPTModel, config: TransformerConfig) -> DistributedDataParallel:
-    """As a trainer has it: BF16 weights whose gradients are added up in float32 (main_grad)."""
+    """Wrap a model as trainers do: BF16 weights, whose gradients are summed in float32 (main_grad)."""
     settings = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
     return DistributedDataParallel(config, settings, Float16Module(config, model))
 
@@ -102,7 +102,7 @@ def whole(w: torch.Tensor, dimension: int) -> torch.Tensor:
 
 
 def quantize_by_hand(w: torch.Tensor, dimension: int) -> torch.Tensor:
-    """This rank's part of what the engine makes of the whole weight (..., N, K), which is split in a dimension."""
+    """Return this rank's part of the engine's values for the whole weight (..., N, K), which is split along one axis."""
     served = engine_weight(whole(w, dimension), SCHEME)
     return served.chunk(dist.get_world_size(), dimension)[dist.get_rank()]
 
@@ -112,7 +112,7 @@ def is_quantized(name: str) -> bool:
 
 
 def run(model: DistributedDataParallel) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Logits, and the gradients that an optimizer would take."""
+    """Return the logits, and the gradients that an optimizer would use."""
     model.zero_grad_buffer()
     model.eval()  # without dropout nothing else changes, and Megatron-core asks experts for sequence parallelism
     ids = torch.arange(LENGTH).view(1, -1)
@@ -149,7 +149,7 @@ def check_gpt(ranks: int, experts: bool) -> None:
 
 
 def check_grouped(ranks: int) -> None:
-    """GroupedMLP, whose experts lie turned in one matrix."""
+    """Check GroupedMLP, which has the transposed weights of all experts in one matrix."""
     config = config_of(ranks, experts=True)
     torch.manual_seed(1)
     groups = ProcessGroupCollection.use_mpu_process_groups()
@@ -185,7 +185,7 @@ def check_refusal(ranks: int, name: str, ignore: list[str], words: str) -> None:
 
 
 def check_ignored(ranks: int) -> None:
-    """Layers are ignored by the engine's names; a fused one whole."""
+    """Check that layers are ignored by the engine's names, fused ones as a whole."""
     recipe = [r"re:.*(self_attn|shared_experts|mlp\.(gate|up|gate_up|down)_proj).*"]
     applied = apply_fake_quantization(gpt(config_of(ranks, experts=True)), SCHEME, recipe)
     assert len(applied.quantized) == 2 * EXPERTS * 2 and all("experts" in name for name in applied.quantized)
@@ -200,8 +200,7 @@ def check_ignored(ranks: int) -> None:
 
 
 class Linear(torch.nn.Module):
-    """As much of TransformerEngine's layers as tells them: module, class and parameters' names. A stand-in: it is in no
-    CPU stack."""
+    """A stand-in for TransformerEngine's layers, which no CPU stack has: the names of module, class and parameters."""
 
     def __init__(self, rows: int, columns: int, count: int):
         super().__init__()

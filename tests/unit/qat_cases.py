@@ -1,4 +1,4 @@
-"""What tests of fake quantization compare with."""
+"""The reference of the tests of fake quantization."""
 
 import torch
 

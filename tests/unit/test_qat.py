@@ -1,4 +1,4 @@
-"""Fake quantization as autograd sees it, the layers of a model that get it, and slime's variables."""
+"""Fake quantization: its values and gradients, the layers of a model that are selected, and slime's variables."""
 
 import copy
 import re
@@ -31,7 +31,7 @@ def test_forward_of_the_engines_weight_gradient_of_the_identity(name, dtype):
 
 
 def test_a_layer_gives_the_engines_product():
-    """An int4 engine rounds no activations: the two differ in the order of their sums alone."""
+    """An int4 engine rounds no activations, so the two products differ only in the order of their sums."""
     scheme, w, x = get_scheme(SCHEME), torch.randn(64, 256), torch.randn(9, 256)
     layer = nn.Linear(256, 64, bias=False)
     layer.weight.data.copy_(w)
@@ -68,7 +68,7 @@ UNQUANTIZED = ["layers.0.gate", "layers.1.gate", "lm_head"]
 
 
 def model_with_its_reference(ignore=()):
-    """A model, and one whose weights are already those that the engine computes with."""
+    """Return a model, and a copy whose weights are those that the engine computes with."""
     torch.manual_seed(0)
     model = Model()
     reference = copy.deepcopy(model)
@@ -125,7 +125,7 @@ def test_experts_of_their_own_are_ignored_together():
     assert not any("fake_quantizers" in vars(module) for module in model.modules())
 
 
-def test_without_fake_quantization_inside():
+def test_without_fake_quantization_a_model_computes_with_its_own_weights():
     model, reference = model_with_its_reference()
     plain = copy.deepcopy(model)
     qat.apply_fake_quantization(model, SCHEME)
@@ -137,7 +137,12 @@ def test_without_fake_quantization_inside():
 
 
 class OldExperts(nn.Module):
-    """Experts' tensors of a class that does not say how they lie."""
+    """The weights of three experts, without the attribute `is_transposed`.
+
+    Args:
+        turned: whether a weight is (E, input, output).
+        gated: whether gate and up are one weight.
+    """
 
     def __init__(self, turned, gated=True):
         super().__init__()
@@ -180,7 +185,7 @@ def test_layers_that_cannot_be_quantized_are_named_and_nothing_is_changed():
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_experts_lie_as_their_class_says_or_as_their_shapes_show(turned):
+def test_the_layout_of_experts_is_known_from_their_class_or_their_shapes(turned):
     for gated in (True, False):
         experts = OldExperts(turned, gated)
         if not gated:

@@ -56,7 +56,7 @@ class Model(nn.Module):
 
 
 def expected_steps(dtype):
-    """The logits of each step, and the weights at the end, of one process that quantizes by hand."""
+    """Return the logits of each step, and the final weights, of one process that trains with the engine's weights."""
     model, x = model_and_input()
     found = []
     for _ in range(STEPS):
@@ -144,7 +144,7 @@ def check_rank(rank, folder, way, dtype, first):
         ("fsdp1 with its parameters", torch.float32, True),
     ],
 )
-def test_sharded_training_equals_training_by_hand(way, dtype, first, tmp_path):
+def test_sharded_training_equals_training_in_one_process(way, dtype, first, tmp_path):
     mp.spawn(check_rank, (tmp_path, way, dtype, first), nprocs=RANKS)
 
 
@@ -156,5 +156,5 @@ def check_refusal(rank, folder):
     leave()
 
 
-def test_flat_shards_of_experts_are_told(tmp_path):
+def test_flat_shards_of_experts_are_refused(tmp_path):
     mp.spawn(check_refusal, (tmp_path,), nprocs=RANKS)

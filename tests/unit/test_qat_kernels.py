@@ -1,4 +1,4 @@
-"""`fake_quantize` of every kernel module: by the rule in exact rationals, and bit for bit by the oracle."""
+"""`fake_quantize` of every kernel module equals the definition in exact rationals, and the oracle bit for bit."""
 
 import math
 from fractions import Fraction
@@ -20,14 +20,14 @@ SPECIAL = [0.0, -0.0, 1.0, -1.0, 7.0, 3.5, 0.5, 1e-38, -1e-40, 3.3e38, -3.3e38, 
 
 
 def bf16(value: float) -> float:
-    """The BF16 number next to a float32 one, halves to even."""
+    """Return a float32 number rounded to BF16, halves to even."""
     bits = int(np.float32(value).view(np.uint32))
     rounded = bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000
     return float(np.uint32(rounded).view(np.float32))
 
 
-def by_the_rule(values: list[float]) -> list[float]:
-    """float32 values that elements with one scale come back as, from exact rationals rounded where the rule rounds."""
+def by_definition(values: list[float]) -> list[float]:
+    """Return the fake-quantized values of one group, from exact rationals, rounded where the definition rounds."""
     values = [bf16(value) for value in values]
     absmax = max(map(abs, values))
     with np.errstate(all="ignore"):
@@ -52,12 +52,12 @@ def same_bits(ours, expected):
 @given(
     st.sampled_from(SCHEMES), st.lists(st.sampled_from(SPECIAL) | st.floats(-1e4, 1e4, width=32), min_size=1), st.data()
 )
-def test_the_values_follow_the_rule(kernels, name, values, data):
+def test_the_values_equal_the_definition(kernels, name, values, data):
     scheme = get_scheme(name)
     values = (values * scheme.group)[: scheme.group]
     w = torch.tensor([values], dtype=torch.float32, device=kernels.device)
     found = kernels.module.fake_quantize(w, scheme)
-    assert found[0].tolist() == by_the_rule(w[0].tolist())
+    assert found[0].tolist() == by_definition(w[0].tolist())
     assert not any(math.copysign(1, value) < 0 for value in found[0].tolist() if value == 0)  # codes have no -0
 
 
@@ -91,7 +91,7 @@ def test_every_bf16_magnitude_equals_the_oracle(kernels, name):
 
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_stays_so_for_all_that_share_its_scale(kernels, name, bad):
+def test_a_group_with_nan_or_inf_becomes_non_finite(kernels, name, bad):
     scheme = get_scheme(name)
     w = torch.ones(2, 256, device=kernels.device)
     w[1, 3] = bad

@@ -30,7 +30,7 @@ IDS = torch.arange(24).view(2, 12)
 
 
 def pair(model):
-    """A model, and one with the weights that the engine computes with."""
+    """Return the model, and a copy with the weights that the engine computes with."""
     reference = copy.deepcopy(model)
     for key, w in reference.named_parameters():
         if w.dim() > 1 and not any(part in key for part in ("embed_tokens", "lm_head", "mlp.gate.")):
@@ -80,7 +80,7 @@ def test_a_mixture_of_experts(forward):
     assert found["model.layers.1.mlp.experts.gate_up_proj"].any()
 
 
-def test_experts_whose_tensors_lie_turned():
+def test_experts_with_transposed_weights():
     torch.manual_seed(0)
     experts = GptOssExperts(GptOssConfig(hidden_size=64, intermediate_size=64, num_local_experts=2))
     for w in experts.parameters():

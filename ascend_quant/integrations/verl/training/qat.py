@@ -57,15 +57,15 @@ def wanted(config: Any) -> FakeQuantization | None:
         RefitError: it is not supported, or differs from the rollout's.
         QatVariableError: one of slime's variables has an invalid value.
     """
-    asked = _asked(config)
-    if exact_settings.is_strict(config.actor_rollout_ref.rollout) and asked != EXACT:
+    scheme = _asked(config)
+    if exact_settings.is_strict(config.actor_rollout_ref.rollout) and scheme != EXACT:
         raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.strict=true works only with {exact_settings.OPTION}")
-    if asked is None:
+    if scheme is None:
         return None
-    _check(config, asked)
-    if asked == EXACT:
+    _check(config, scheme)
+    if scheme == EXACT:
         return _exact(config)
-    scheme, served = asked, _served(config)
+    served = _served(config)
     if other := [replica.scheme for replica in served if replica.scheme not in (scheme, "bf16")]:
         raise RefitError(
             f"{OPTION}: the actor would train for {scheme}, but the rollout serves {other[0]}: use the same "
