@@ -102,7 +102,7 @@ def whole(w: torch.Tensor, dimension: int) -> torch.Tensor:
 
 
 def quantize_by_hand(w: torch.Tensor, dimension: int) -> torch.Tensor:
-    """Return this rank's part of the engine's values for the whole weight (..., N, K), which is split along one axis."""
+    """Return this rank's part of the engine's values for the whole weight (..., N, K), which is split in one axis."""
     served = engine_weight(whole(w, dimension), SCHEME)
     return served.chunk(dist.get_world_size(), dimension)[dist.get_rank()]
 
