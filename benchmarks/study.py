@@ -31,7 +31,7 @@ KEYS = string.ascii_lowercase
 LINE = len("a7:007 ")
 LOOK_EVERY, PASSED = 50, 0.98  # updates; of the exam's answers
 EXAM, EXAM_SEED = 256, 1 << 32  # problems; the first seed that a study's cannot be
-ARMS = ("bf16", "int8", "int8-exact", "int8-uncorrected", "int8-qat", "fp8")  # of the demo
+ARMS = ("bf16", "int8", "int8-exact", "int8-uncorrected", "fp8")  # of the demo
 RATE = "actor_rollout_ref.actor.optim.lr"
 PANELS = {"reward": "reward", "k3_kl": "mismatch KL (k3)", "ess": "effective sample size (of 1)"}
 

@@ -84,8 +84,8 @@ class Arm:
             settings["correction"] = "exact"
         elif recipe.is_exact:
             settings["correction"] = "token"
-        elif recipe.qat not in (None, self.scheme):
-            settings[f"{OURS}.qat"] = self.scheme
+        elif recipe.qat is not None:
+            settings[f"{OURS}.qat"] = self.scheme if self.scheme.startswith("int4") else None
         return settings
 
     def written(self) -> list[str]:

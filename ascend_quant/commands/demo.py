@@ -18,8 +18,8 @@ def demo(
     arms: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated rollouts to compare: SCHEME, SCHEME-qat, SCHEME-uncorrected (no importance "
-            "weights), or int8-exact.  [default: bf16,int8]"
+            help="Comma-separated rollouts to compare: SCHEME, SCHEME-uncorrected (no importance weights), "
+            "SCHEME-qat (int4 schemes), or int8-exact.  [default: bf16,int8]"
         ),
     ] = None,
     exact: Annotated[

@@ -27,7 +27,7 @@ UNCORRECTED = "-uncorrected"  # for no importance weights
 EXACT = "-exact"  # for an actor whose forward pass computes the engine's policy bit for bit
 ARMS = (
     *SCHEMES,
-    *(f"{scheme}{QAT}" for scheme in ("int8", "int4_g128", "int4_g32")),
+    *(f"{scheme}{QAT}" for scheme in ("int4_g128", "int4_g32")),
     *(f"{scheme}{UNCORRECTED}" for scheme in SCHEMES),
     f"int8{EXACT}",
 )

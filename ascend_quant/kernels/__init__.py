@@ -13,7 +13,7 @@ plain_experts(x, weight, expert, w13, w2)     the same without quantization (cud
 float32_product(x, weight)                    a language-model head with float32 logits
 quantize_rows(w)                              int8 codes and scales of a weight's rows (cpu, cuda: for an exact trainer)
 router_product(x, weight, any_number)         a router's logits (cuda only; elsewhere torch's own product)
-fake_quantize(w, scheme, absmax)              dequantize(quantize(w)), for training
+fake_quantize(w, scheme)                      dequantize(quantize(w)) of int4 weights, for training
 READS_ARE_FREE                                whether reading the counters needs no synchronization
 
 cpu/, cuda/, npu/    refit (weights are quantized in place) and serve (products, attention) of each device

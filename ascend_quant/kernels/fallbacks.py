@@ -14,16 +14,15 @@ ELEMENTS = 1 << 22  # elements that are fake-quantized at a time; each needs abo
 HEAD_ELEMENTS = 1 << 25  # elements of the head's weight that are converted to float32 at a time
 
 
-def fake_quantize(w_NK: torch.Tensor, scheme: Scheme, absmax_N: torch.Tensor | None = None) -> torch.Tensor:
+def fake_quantize(w_NK: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """Fake-quantize w (..., N, K): return the values of its codes and scales in its dtype, contiguous.
 
-    int4 gives BF16(code * scale), whatever the dtype of w, as its kernels compute; int8 gives code * scale, rounded
-    once. Rounding the result for a float32 weight to BF16 therefore gives the result for a BF16 weight.
+    The values are BF16(code * scale), whatever the dtype of w, as the int4 GEMMs compute. Rounding the result for a
+    float32 weight to BF16 therefore gives the result for a BF16 weight.
 
     Args:
         w_NK: any float dtype, any strides; rounded to BF16 first.
-        scheme: int8, int4_g128 or int4_g32.
-        absmax_N: (..., N) float32, absmax of the whole rows, if w contains a slice of them (int8 only).
+        scheme: int4_g128 or int4_g32.
 
     Raises:
         UnregisteredScheme: the scheme is not registered.
@@ -31,12 +30,11 @@ def fake_quantize(w_NK: torch.Tensor, scheme: Scheme, absmax_N: torch.Tensor | N
     """
     definition = definition_of(scheme)
     w_RK = w_NK.detach().reshape(-1, w_NK.shape[-1])
-    absmax_R = None if absmax_N is None else absmax_N.reshape(-1)
     out_RK = torch.empty_like(w_RK, memory_format=torch.contiguous_format)
     step = max(1, ELEMENTS // max(1, w_RK.shape[1]))
     for start in range(0, w_RK.shape[0], step):
         rows = slice(start, start + step)
-        out_RK[rows] = definition.rounded(w_RK[rows], None if absmax_R is None else absmax_R[rows])
+        out_RK[rows] = definition.rounded(w_RK[rows])
     return out_RK.view(w_NK.shape)
 
 

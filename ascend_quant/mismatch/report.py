@@ -122,7 +122,7 @@ def remarks(report: dict[str, Any]) -> Iterator[str]:
     if token < LEAST:
         yield (
             f"Below {LEAST:g} importance weights help little: `ignore` the worst layers, choose a more precise scheme, "
-            "or train for this one (QAT)."
+            "or train for this one (QAT for int4, exact training for int8)."
         )
     elif sequence < LEAST:
         yield (

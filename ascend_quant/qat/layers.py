@@ -85,9 +85,9 @@ def _weights_of(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:
     return {name: Weight(w.shape[1], partial(fake_quantize_turned, scheme=scheme)) for name, w in experts.items()}
 
 
-def fake_quantize_turned(w_EKN: torch.Tensor, scheme: Scheme, **options) -> torch.Tensor:
+def fake_quantize_turned(w_EKN: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """Fake-quantize weights whose rows run along the second-to-last dimension; the result is contiguous."""
-    return fake_quantize(w_EKN.transpose(-1, -2), scheme, **options).transpose(-1, -2).contiguous()
+    return fake_quantize(w_EKN.transpose(-1, -2), scheme).transpose(-1, -2).contiguous()
 
 
 def _columns_last(module: nn.Module, experts: dict[str, torch.Tensor]) -> bool:

@@ -136,7 +136,7 @@ def _check(name: str, module: nn.Module, weight: Weight, scheme: Scheme) -> None
             f"{name}: this module's forward has been replaced, and the replacement would not use "
             "fake-quantized weights: apply fake quantization first, or disable the replacement"
         )
-    if scheme.group and weight.columns % scheme.group:
+    if weight.columns % scheme.group:
         raise ValueError(
             f"{name}: rows of {weight.columns} elements (on one rank) are not divisible into groups of "
             f"{scheme.group}: choose a scheme with smaller groups, use fewer ranks, or ignore the layer here "

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import torch
 
-from ascend_quant import oracle
+from ascend_quant import oracle, qat
 from ascend_quant.integrations.vllm.layers import register_products
 from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.storage import Storage
@@ -21,7 +21,6 @@ SHAPES = ((448, 512), (128, 1024), (1024, 896))  # (N, K) that all schemes and k
 ODD = (173, 90)  # divisible by nothing; for int8 only
 TOKENS = (1, 17, 64)
 ERROR = 0.006  # relative to the product's norm: BF16 has 8 bits, and a few codes are off by one
-TRAINED = ("int8", "int4_g128", "int4_g32")  # schemes with fake quantization
 
 
 @probe("operators.schemes", "every scheme's codes, scales, digests and products are the definition's", ("cpu", "cuda"))
@@ -93,7 +92,7 @@ def written(storage: Storage, scheme: Scheme, w_NK: torch.Tensor, device: torch.
 
 
 def _faked(kernels: ModuleType, scheme: Scheme, w_NK: torch.Tensor, device: torch.device) -> list[str]:
-    if scheme.name not in TRAINED:
+    if scheme.name not in qat.SCHEMES:
         return []
     wanted = oracle.dequantize(*oracle.quantize(w_NK, scheme)).to(torch.bfloat16)
     apart = differing(kernels.fake_quantize(w_NK.to(device), scheme), wanted)

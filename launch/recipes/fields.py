@@ -71,7 +71,7 @@ class Recipe(Node):
         training_devices: number of devices of each node on which the trainer runs.
         engine: verl's name for the trainer's backend.
         rollout: fields of the rollout engine.
-        qat: the scheme by which the trainer's forward pass is fake-quantized, which must be the rollout's; with
+        qat: the int4 scheme by which the trainer's forward pass is fake-quantized, which must be the rollout's; with
             int8_exact, the whole forward pass equals an int8 engine's bit for bit.
         correction: whether there is one importance weight per token, or per sequence; None without weights, as with
             int8_exact, where the engine's and the trainer's policies are equal.

@@ -95,7 +95,7 @@ def _exact(recipe: Recipe) -> Iterator[str]:
     if not recipe.is_exact and recipe.setting(f"{QUANTIZATION}.exact"):
         yield f"correction: exact with qat {recipe.qat}: the trainer would compute another policy than the engine"
     if recipe.is_exact and recipe.stack.startswith("ascend"):
-        yield f"qat: {EXACT} on stack {recipe.stack}: NPUs have no exact engine. Use int8, or none"
+        yield f"qat: {EXACT} on stack {recipe.stack}: NPUs have no exact engine. Use correction=token"
 
 
 def _routing_replay(recipe: Recipe) -> Iterator[str]:

@@ -83,7 +83,7 @@ def test_whole_commands_of_the_page_are_taken(page: str):
         {f"++{ROLLOUT}.engine_kwargs.ascend_quant.send=delta": "ascend_quant.send=delta"},
         {f"+{ROLLOUT}.engine_kwargs.ascend_quant.sned=int8": "ascend_quant.sned"},
         {f"+{ROLLOUT}.engine_kwargs.ascend_quant.send=fp8": "ascend_quant.send=fp8 … int8"},
-        {f"+{ROLLOUT}.engine_kwargs.ascend_quant.qat=fp8": "ascend_quant.qat=fp8"},
+        {f"+{ROLLOUT}.engine_kwargs.ascend_quant.qat=int8": "ascend_quant.qat=int8: … int4_g32, int8_exact … token"},
         {f"+{ROLLOUT}.engine_kwargs.ascend_quant.qat=int4_g128": "int4_g128 … int8"},
     ],
 )

@@ -1,4 +1,4 @@
-"""What each rank of test_megatron_qat.py does: real Megatron-core models, tensor parallel over gloo, on CPU.
+"""The checks that each rank of test_megatron_qat.py runs: real Megatron-core models, tensor parallel over gloo, on CPU.
 
 The reference is a second model of the same classes whose weights were gathered, fake-quantized whole by the oracle, and
 cut again.
@@ -21,11 +21,11 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import experts as moe_experts
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_config import TransformerConfig
+from qat_cases import engine_weight
 
-from ascend_quant import oracle
 from ascend_quant.integrations.megatron import apply_fake_quantization
-from ascend_quant.schemes import get_scheme
 
+SCHEME = "int4_g32"
 HIDDEN, EXPERTS, LENGTH = 64, 4, 12
 GroupedMLP = getattr(moe_experts, "GroupedMLP", None)  # megatron-core 0.18 has none without TransformerEngine
 
@@ -90,14 +90,9 @@ def gpt(config: TransformerConfig) -> GPTModel:
 
 
 def wrapped(model: GPTModel, config: TransformerConfig) -> DistributedDataParallel:
-    """As a trainer has it: BF16 weights whose gradients are added up in float32 (main_grad)."""
+    """Wrap a model as trainers do: BF16 weights, whose gradients are summed in float32 (main_grad)."""
     settings = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
     return DistributedDataParallel(config, settings, Float16Module(config, model))
-
-
-def engine_weight(w: torch.Tensor, name: str) -> torch.Tensor:
-    values = oracle.dequantize(*oracle.quantize(w, get_scheme(name)))
-    return values.to(torch.bfloat16).to(w.dtype)
 
 
 def whole(w: torch.Tensor, dimension: int) -> torch.Tensor:
@@ -106,9 +101,9 @@ def whole(w: torch.Tensor, dimension: int) -> torch.Tensor:
     return torch.cat(parts, dimension)
 
 
-def quantize_by_hand(w: torch.Tensor, dimension: int, name: str) -> torch.Tensor:
-    """This rank's part of what the engine makes of the whole weight (..., N, K), which is split in a dimension."""
-    served = engine_weight(whole(w, dimension), name)
+def quantize_by_hand(w: torch.Tensor, dimension: int) -> torch.Tensor:
+    """Return this rank's part of the engine's values for the whole weight (..., N, K), which is split in one axis."""
+    served = engine_weight(whole(w, dimension), SCHEME)
     return served.chunk(dist.get_world_size(), dimension)[dist.get_rank()]
 
 
@@ -117,7 +112,7 @@ def is_quantized(name: str) -> bool:
 
 
 def run(model: DistributedDataParallel) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Logits, and the gradients that an optimizer would take."""
+    """Return the logits, and the gradients that an optimizer would use."""
     model.zero_grad_buffer()
     model.eval()  # without dropout nothing else changes, and Megatron-core asks experts for sequence parallelism
     ids = torch.arange(LENGTH).view(1, -1)
@@ -128,7 +123,7 @@ def run(model: DistributedDataParallel) -> tuple[torch.Tensor, dict[str, torch.T
     return logits.detach(), {name: w.main_grad.clone() for name, w in model.module.module.named_parameters()}
 
 
-def check_gpt(ranks: int, name: str, experts: bool) -> None:
+def check_gpt(ranks: int, experts: bool) -> None:
     config = config_of(ranks, experts)
     model, reference = (wrapped(gpt(config), config) for _ in range(2))
     weights = dict(model.module.module.named_parameters())
@@ -136,12 +131,12 @@ def check_gpt(ranks: int, name: str, experts: bool) -> None:
     quantized = [key for key in weights if is_quantized(key)]
     for key, w in reference.module.module.named_parameters():
         if is_quantized(key):
-            w.data.copy_(quantize_by_hand(w.data, w.partition_dim, name))
+            w.data.copy_(quantize_by_hand(w.data, w.partition_dim))
     for module in model.modules():
         if hasattr(module, "gradient_accumulation_fusion") and "output" not in str(module):
             module.gradient_accumulation_fusion = True  # as on a GPU, where its kernel is
 
-    applied = apply_fake_quantization([model], name)
+    applied = apply_fake_quantization([model], SCHEME)
     assert sorted(f"{layer}.weight" for layer in applied.quantized) == sorted(quantized)
     assert applied.unquantized == ["output_layer"]
     model.module.module.output_layer.gradient_accumulation_fusion = False
@@ -153,8 +148,8 @@ def check_gpt(ranks: int, name: str, experts: bool) -> None:
     assert all(w is weights[key] and torch.equal(w, before[key]) for key, w in model.module.module.named_parameters())
 
 
-def check_grouped(ranks: int, name: str) -> None:
-    """GroupedMLP, whose experts lie turned in one matrix."""
+def check_grouped(ranks: int) -> None:
+    """Check GroupedMLP, which has the transposed weights of all experts in one matrix."""
     config = config_of(ranks, experts=True)
     torch.manual_seed(1)
     groups = ProcessGroupCollection.use_mpu_process_groups()
@@ -166,8 +161,8 @@ def check_grouped(ranks: int, name: str) -> None:
         (reference.weight2, (EXPERTS, -1, HIDDEN), 2),
     ):
         rows = w.data.view(shape).transpose(1, 2)  # (E, output, input): the first is split by outputs
-        w.data.copy_(quantize_by_hand(rows, split, name).transpose(1, 2).reshape(w.shape))
-    applied = apply_fake_quantization(torch.nn.ModuleDict({"experts": model}), name)
+        w.data.copy_(quantize_by_hand(rows, split).transpose(1, 2).reshape(w.shape))
+    applied = apply_fake_quantization(torch.nn.ModuleDict({"experts": model}), SCHEME)
     assert applied.quantized == ["experts"]
 
     x, counts = torch.randn(10, HIDDEN, dtype=torch.bfloat16), torch.tensor([3, 0, 5, 2])
@@ -190,14 +185,14 @@ def check_refusal(ranks: int, name: str, ignore: list[str], words: str) -> None:
 
 
 def check_ignored(ranks: int) -> None:
-    """Layers are ignored by the engine's names; a fused one whole."""
+    """Check that layers are ignored by the engine's names, fused ones as a whole."""
     recipe = [r"re:.*(self_attn|shared_experts|mlp\.(gate|up|gate_up|down)_proj).*"]
-    applied = apply_fake_quantization(gpt(config_of(ranks, experts=True)), "int8", recipe)
+    applied = apply_fake_quantization(gpt(config_of(ranks, experts=True)), SCHEME, recipe)
     assert len(applied.quantized) == 2 * EXPERTS * 2 and all("experts" in name for name in applied.quantized)
     model = gpt(config_of(ranks, experts=False))
     model.decoder.layers[1].layer_number = 8  # as the second stage of a pipeline counts
     names = ["model.layers.7.mlp.gate_proj", "model.layers.7.mlp.up_proj", "model.layers.0.self_attn.o_proj"]
-    applied = apply_fake_quantization(model, "int8", [*names, "decoder.layers.0.mlp.linear_fc2"])
+    applied = apply_fake_quantization(model, SCHEME, [*names, "decoder.layers.0.mlp.linear_fc2"])
     left = ("0.self_attention.linear_proj", "0.mlp.linear_fc2", "1.mlp.linear_fc1")
     assert applied.unquantized == [*(f"decoder.layers.{name}" for name in left), "output_layer"]
     left = ("0.mlp.down_proj", "0.self_attn.o_proj", "7.mlp.gate_up_proj")  # whichever rank holds them
@@ -205,8 +200,7 @@ def check_ignored(ranks: int) -> None:
 
 
 class Linear(torch.nn.Module):
-    """As much of TransformerEngine's layers as tells them: module, class and parameters' names. A stand-in: it is in no
-    CPU stack."""
+    """A stand-in for TransformerEngine's layers, which no CPU stack has: the names of module, class and parameters."""
 
     def __init__(self, rows: int, columns: int, count: int):
         super().__init__()
@@ -220,7 +214,7 @@ class Linear(torch.nn.Module):
 
 
 Linear.__module__ = "transformer_engine.pytorch.module.linear"
-TERowParallelGroupedLinear = type("TERowParallelGroupedLinear", (Linear,), {"tp_group": None})
+TERowParallelGroupedLinear = type("TERowParallelGroupedLinear", (Linear,), {})
 TEFusedMLP = type("TEFusedMLP", (torch.nn.Module,), {})
 TEGroupedMLP = type("TEGroupedMLP", (torch.nn.Module,), {"_with_fused_impl": True})
 
@@ -230,16 +224,16 @@ def check_transformer_engine(ranks: int) -> None:
     for kind, count, split in ((Linear, 1, 0), (TERowParallelGroupedLinear, 3, 1)):
         layer = kind(8, 32, count)
         before = {name: w.detach().clone() for name, w in layer.named_parameters()}
-        applied = apply_fake_quantization(torch.nn.ModuleDict({"linear_fc": layer}), "int8")
+        applied = apply_fake_quantization(torch.nn.ModuleDict({"linear_fc": layer}), SCHEME)
         assert applied.quantized == ["linear_fc"] and not layer.fuse_wgrad_accumulation
         assert type(layer).__name__ == kind.__name__  # by which Megatron-Bridge knows how it is split
         shown = layer()
         for name, w in before.items():
             weight = name != "layer_norm_weight"
-            assert torch.equal(shown[name], quantize_by_hand(w, split, "int8") if weight else w), name
+            assert torch.equal(shown[name], quantize_by_hand(w, split) if weight else w), name
     for fused in (TEFusedMLP(), TEGroupedMLP()):
         try:
-            apply_fake_quantization(fused, "int8")
+            apply_fake_quantization(fused, SCHEME)
         except ValueError as error:
             assert "use_transformer_engine_op_fuser=False" in str(error)
         else:

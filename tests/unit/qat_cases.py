@@ -1,4 +1,4 @@
-"""What tests of fake quantization compare with."""
+"""The reference of the tests of fake quantization."""
 
 import torch
 
@@ -7,6 +7,6 @@ from ascend_quant.schemes import get_scheme
 
 
 def engine_weight(w: torch.Tensor, name: str) -> torch.Tensor:
-    """What the engine computes with, in the dtype of w (..., N, K)."""
+    """Return the BF16 values that an int4 engine computes with, in the dtype of w (..., N, K)."""
     values = oracle.dequantize(*oracle.quantize(w.detach(), get_scheme(name)))
-    return (values.to(torch.bfloat16) if name.startswith("int4") else values).to(w.dtype)
+    return values.to(torch.bfloat16).to(w.dtype)

@@ -61,6 +61,13 @@ def test_an_exact_arm_alone_has_no_importance_weights(recipe: str, scheme: str):
     assert (made.correction is None) == is_exact
 
 
+@pytest.mark.parametrize(("scheme", "qat"), [("int4_g128", "int4_g128"), ("int4_g32", "int4_g32"), ("int8", None)])
+def test_an_arm_of_an_int4_recipe_trains_for_its_own_scheme(scheme: str, qat: str | None):
+    """Where the trainer can: there is no fake quantization for int8."""
+    made = replace(ARM, recipe="moonlight-16b-a3b-int4", scheme=scheme).loaded()
+    assert (made.rollout.scheme, made.qat) == (scheme, qat)
+
+
 def test_the_plain_arm_is_verls_own():
     pytest.importorskip("verl")
     from ascend_quant.integrations.verl.settings import wants_refits

@@ -150,7 +150,7 @@ def trained():
 def by_trainer(trained: dict, model: str, pattern: str) -> tuple[str, ...]:
     with torch.device("meta"):
         copy = type(trained[model])(trained[model].config)
-    return apply_fake_quantization(copy, "int8", [pattern]).in_engine.names
+    return apply_fake_quantization(copy, "int4_g32", [pattern]).in_engine.names
 
 
 def by_convert(trained: dict, model: str, pattern: str) -> tuple[str, ...]:

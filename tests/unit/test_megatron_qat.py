@@ -8,25 +8,23 @@ import megatron_ranks
 import torch.multiprocessing as mp
 
 CASES = [
-    ("check_gpt", "int8", False),
-    ("check_gpt", "int4_g32", False),
-    ("check_gpt", "int8", True),
-    ("check_gpt", "int4_g32", True),
+    ("check_gpt", False),
+    ("check_gpt", True),
     ("check_transformer_engine",),
 ]
 if megatron_ranks.GroupedMLP:
-    CASES += [("check_grouped", "int8"), ("check_grouped", "int4_g32")]
+    CASES += [("check_grouped",)]
 ALONE = [
     ("check_ignored",),
     (
         "check_refusal",
-        "int8",
+        megatron_ranks.SCHEME,
         ["model.layers.1.self_attn.k_proj"],
         "model.layers.1.self_attn.qkv_proj",
     ),
     (
         "check_refusal",
-        "int8",
+        megatron_ranks.SCHEME,
         ["re:.*linear_fc1", "model.layers.2.mlp.gate_up_proj"],
         "'model.layers.2.mlp.gate_up_proj'",
     ),

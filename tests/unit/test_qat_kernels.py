@@ -1,4 +1,4 @@
-"""`fake_quantize` of every kernel module: by the rule in exact rationals, and bit for bit by the oracle."""
+"""`fake_quantize` of every kernel module equals the definition in exact rationals, and the oracle bit for bit."""
 
 import math
 from fractions import Fraction
@@ -11,37 +11,34 @@ from hypothesis import strategies as st
 from naming import line_naming
 from qat_cases import engine_weight
 
+from ascend_quant.qat import SCHEMES
 from ascend_quant.schemes import get_scheme
 
-SCHEMES = ("int4_g32", "int4_g128", "int8")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-LARGEST = {"int4": 7, "int8": 127}
+LARGEST = 7
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 7.0, 3.5, 0.5, 1e-38, -1e-40, 3.3e38, -3.3e38, 2.0**-100, -7.8e-31, 127.0, 63.5]
 
 
 def bf16(value: float) -> float:
-    """The BF16 number next to a float32 one, halves to even."""
+    """Return a float32 number rounded to BF16, halves to even."""
     bits = int(np.float32(value).view(np.uint32))
     rounded = bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000
     return float(np.uint32(rounded).view(np.float32))
 
 
-def by_the_rule(values: list[float], codes: str) -> list[float]:
-    """float32 values that elements with one scale come back as, from exact rationals rounded where the rule rounds."""
+def by_definition(values: list[float]) -> list[float]:
+    """Return the fake-quantized values of one group, from exact rationals, rounded where the definition rounds."""
     values = [bf16(value) for value in values]
-    absmax, largest = max(map(abs, values)), LARGEST[codes]
+    absmax = max(map(abs, values))
     with np.errstate(all="ignore"):
-        scale = float(np.float32(absmax) / np.float32(largest)) if absmax >= 2.0**-100 else 0.0
-    if codes == "int4":
-        scale = bf16(scale)
+        scale = bf16(float(np.float32(absmax) / np.float32(LARGEST))) if absmax >= 2.0**-100 else 0.0
     if scale == 0:
         return [0.0] * len(values)
     result = []
     for value in values:
         quotient = Fraction(float(np.float32(value) / np.float32(scale)))
-        code = max(-largest, min(largest, round(quotient)))  # round() of a Fraction: halves to even
-        exact = float(np.float32(float(code * Fraction(scale))))
-        result.append(bf16(exact) if codes == "int4" else exact)
+        code = max(-LARGEST, min(LARGEST, round(quotient)))  # round() of a Fraction: halves to even
+        result.append(bf16(float(np.float32(float(code * Fraction(scale))))))
     return result
 
 
@@ -55,13 +52,12 @@ def same_bits(ours, expected):
 @given(
     st.sampled_from(SCHEMES), st.lists(st.sampled_from(SPECIAL) | st.floats(-1e4, 1e4, width=32), min_size=1), st.data()
 )
-def test_the_values_follow_the_rule(kernels, name, values, data):
+def test_the_values_equal_the_definition(kernels, name, values, data):
     scheme = get_scheme(name)
-    length = scheme.group or len(values)
-    values = [(values * length)[i] for i in range(length)]
+    values = (values * scheme.group)[: scheme.group]
     w = torch.tensor([values], dtype=torch.float32, device=kernels.device)
     found = kernels.module.fake_quantize(w, scheme)
-    assert found[0].tolist() == by_the_rule(w[0].tolist(), scheme.codes)
+    assert found[0].tolist() == by_definition(w[0].tolist())
     assert not any(math.copysign(1, value) < 0 for value in found[0].tolist() if value == 0)  # codes have no -0
 
 
@@ -76,9 +72,8 @@ def test_the_values_follow_the_rule(kernels, name, values, data):
 )
 def test_weights_of_any_shape_equal_the_oracle(kernels, name, dtype, shape, groups, spread, seed):
     scheme = get_scheme(name)
-    columns = groups * scheme.group or groups * 7
     generator = torch.Generator().manual_seed(seed)
-    w = torch.randn(*shape, columns, generator=generator) * (spread if dtype != torch.float16 else 1.0)
+    w = torch.randn(*shape, groups * scheme.group, generator=generator) * (spread if dtype != torch.float16 else 1.0)
     w = w.to(dtype)
     before = w.clone()
     found = kernels.module.fake_quantize(w.to(kernels.device), scheme)
@@ -94,26 +89,15 @@ def test_every_bf16_magnitude_equals_the_oracle(kernels, name):
         assert same_bits(kernels.module.fake_quantize(w.to(kernels.device), scheme), engine_weight(w, name))
 
 
-def test_a_slice_takes_the_whole_rows_scale(kernels):
-    scheme = get_scheme("int8")
-    w = torch.randn(5, 48, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16).to(kernels.device)
-    whole = kernels.module.fake_quantize(w, scheme)
-    absmax = w.float().abs().amax(-1)
-    parts = [kernels.module.fake_quantize(part, scheme, absmax) for part in (w[:, :20], w[:, 20:])]
-    assert same_bits(torch.cat(parts, dim=1), whole)
-    assert not torch.equal(kernels.module.fake_quantize(w[:, :20], scheme), whole[:, :20])
-
-
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_stays_so_for_all_that_share_its_scale(kernels, name, bad):
+def test_a_group_with_nan_or_inf_becomes_non_finite(kernels, name, bad):
     scheme = get_scheme(name)
     w = torch.ones(2, 256, device=kernels.device)
     w[1, 3] = bad
     found = kernels.module.fake_quantize(w, scheme)
-    shares = scheme.group or 256
-    assert not torch.isfinite(found[1, :shares]).any()
-    assert torch.isfinite(found[0]).all() and torch.isfinite(found[1, shares:]).all()
+    assert not torch.isfinite(found[1, : scheme.group]).any()
+    assert torch.isfinite(found[0]).all() and torch.isfinite(found[1, scheme.group :]).all()
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -124,12 +108,11 @@ def test_strides_and_lengths_do_not_matter(kernels, name, monkeypatch):
         found = kernels.module.fake_quantize(turned.to(kernels.device), scheme)
         assert same_bits(found, engine_weight(turned.contiguous(), name))
     for groups in (1, 33, 257, 4097):
-        w = torch.randn(3, groups * (scheme.group or 1), generator=generator)
+        w = torch.randn(3, groups * scheme.group, generator=generator)
         assert same_bits(kernels.module.fake_quantize(w.to(kernels.device), scheme), engine_weight(w, name))
     assert kernels.module.fake_quantize(torch.ones(0, 128, device=kernels.device), scheme).shape == (0, 128)
-    if scheme.group:
-        with pytest.raises(ValueError, match=line_naming("100 elements", f"int4 groups of {scheme.group}")):
-            kernels.module.fake_quantize(torch.ones(2, 100, device=kernels.device), scheme)
+    with pytest.raises(ValueError, match=line_naming("100 elements", f"int4 groups of {scheme.group}")):
+        kernels.module.fake_quantize(torch.ones(2, 100, device=kernels.device), scheme)
     monkeypatch.setattr("ascend_quant.kernels.fallbacks.ELEMENTS", 100)  # fewer than are taken together
     w = torch.randn(700, 128, generator=generator)
     assert same_bits(kernels.module.fake_quantize(w.to(kernels.device), scheme), engine_weight(w, name))

@@ -22,7 +22,7 @@ CASES = {
     "training.cpu_adam=true": ["optimizer=cpu"],
     "training.precision=fp8": ["precision=fp8"],
     "correction={level: token, bypass: true}": ["correction=bypass"],
-    "qat=int8": ["actor_rollout_ref.rollout.engine_kwargs.ascend_quant.qat=int8"],
+    "qat=int4_g32": ["actor_rollout_ref.rollout.engine_kwargs.ascend_quant.qat=int4_g32"],
     "memory.host=9": ["recipe.memory.host=9"],
     "data.train=/x.parquet": ["recipe.data.train=/x.parquet"],
     "environment.A=b": ["recipe.environment.A=b"],

@@ -102,7 +102,7 @@ def test_an_exact_trainer_needs_no_more_than_its_name(tmp_path):
     correction = {key.rpartition(".")[2]: value for key, value in found.items() if "correction" in key}
     assert correction == {"bypass_mode": "true", "rollout_is": "null", "rollout_rs": "null"}
     assert not [key for key in found if "policy_loss" in key]
-    assert not [key for key in overrides(tmp_path, "backend=fsdp2", f"{QAT}=int8") if "exact" in key]
+    assert not [key for key in overrides(tmp_path, "backend=fsdp2", f"{QAT}=int4_g32") if "exact" in key]
 
 
 ATTENTION = ("actor_rollout_ref.model.external_lib", "+actor_rollout_ref.model.override_config.attn_implementation")

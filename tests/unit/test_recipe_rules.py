@@ -19,7 +19,7 @@ SCHEMES = [  # what a stack does not serve, and where trainer and engine would s
     (["stack=ascend-cann9.1", "precision=fp8"], "precision: fp8 … ascend-cann9.1"),
     (["backend=fsdp2", "precision=fp8"], "override_transformer_config.fp8: … megatron"),
     (["precision=fp8", GATHERED, "optimizer=cpu"], "fp8_param_gather: true … optimizer_cpu_offload … FusedAdam"),
-    (["precision=fp8", f"{QAT}=int8"], "qat: int8 … fp8"),
+    (["precision=fp8", f"{QAT}=int4_g128"], "qat: int4_g128 … fp8"),
 ]
 CACHES = [
     (["stack=ascend-cann8.5", "kv=int8"], "kv: int8 … ascend-cann8.5 … kv=auto"),
@@ -28,7 +28,7 @@ CACHES = [
 ]
 SENDING = [
     (["stack=ascend-cann8.5", "send=int8"], "send: int8 … ascend-cann8.5"),
-    (["stack=ascend-cann8.5", f"{QAT}=int8"], "qat: int8 … ascend-cann8.5"),
+    (["stack=ascend-cann8.5", f"{QAT}=int4_g128"], "qat: int4_g128 … ascend-cann8.5"),
 ]
 ROUTES = f"{ROLLOUT}.enable_rollout_routing_replay=true"
 REPLAY = [

@@ -80,10 +80,10 @@ class Ours(TaskRunner):
     ("quantization", "scheme", "ranks", "stands"),
     [
         ("ascend_quant", None, None, Ours),
-        ("ascend_quant", "int8", None, Ours),
+        ("ascend_quant", "int4_g32", None, Ours),
         ("ascend_quant", "int8", 1, None),  # its samples would be of older weights
         (None, None, None, TaskRunner),
-        (None, "int8", None, None),
+        (None, "int4_g32", None, None),
     ],
 )
 def test_a_main_gets_our_task_runner_where_refits_are_asked_for(quantization, scheme, ranks, stands, monkeypatch):

@@ -95,7 +95,9 @@ def test_strict_is_a_setting_of_exact_runs(given, strict):
     assert wanted(asked) is not None and is_strict(asked.actor_rollout_ref.rollout) is strict
 
 
-@pytest.mark.parametrize("qat, value, named", [("int8_exact", "yes", "strict='yes'"), ("int8", True, "strict=true")])
+@pytest.mark.parametrize(
+    "qat, value, named", [("int8_exact", "yes", "strict='yes'"), ("int4_g32", True, "strict=true")]
+)
 def test_strict_is_refused(qat, value, named):
     options = "rollout.engine_kwargs.ascend_quant"
     with pytest.raises(RefitError, match=line_naming(named)):

@@ -198,24 +198,27 @@ def fake(scheme=None, plugin=None, quantization="ascend_quant", **more):
 def test_fake_quantization_is_asked_for_by_the_option_or_by_slimes_variables(strategy, monkeypatch):
     run = fake("int4_g32", {"scheme": "int4_g32", "ignore": IGNORE}, strategy=strategy)
     assert wanted(run) == FakeQuantization("int4_g32", tuple(IGNORE), "")
-    assert wanted(fake("int8", strategy=strategy)) == FakeQuantization("int8", (), "")
+    assert wanted(fake("int4_g32", {"scheme": "int4_g32"}, strategy=strategy)) == FakeQuantization("int4_g32", (), "")
     assert wanted(fake()) is None and wanted(fake(strategy="veomni")) is None
     monkeypatch.setenv("OPEN_TRAINING_INT4_FAKE_QAT_FLAG", "1")
     for asked in (None, "int4_g128"):
         assert wanted(fake(asked, {"scheme": "int4_g128"}, strategy=strategy)).scheme == "int4_g128"
-    with pytest.raises(RefitError, match=r"qat=int8.*OPEN_TRAINING_INT4_FAKE_QAT_FLAG.*int4_g128"):
-        wanted(fake("int8", strategy=strategy))
+    with pytest.raises(RefitError, match=r"qat=int4_g32.*OPEN_TRAINING_INT4_FAKE_QAT_FLAG.*int4_g128"):
+        wanted(fake("int4_g32", strategy=strategy))
 
 
 def test_fake_quantization_for_engines_that_are_not_quantized_is_warned_of(tmp_path, monkeypatch):
     for run in (fake("int4_g32", {"scheme": "bf16"}), fake("int4_g32", quantization=None)):
         assert wanted(run).scheme == "int4_g32" and "bf16" in wanted(run).warning
-    for second, warned in (("bf16", True), ("int8", False)):
-        found = wanted(fake("int8", {"replicas": [{"scheme": "int8"}, {"scheme": second}]}))
-        assert (found.scheme, bool(found.warning)) == ("int8", warned)
-    flashrl(tmp_path, monkeypatch, {"fn": "int8", "ignore": IGNORE}, {"fn": "bf16"})
-    found = wanted(fake("int8", quantization=None))
-    assert found.ignore == tuple(IGNORE) and found.warning
+    for second, warned in (("bf16", True), ("int4_g32", False)):
+        found = wanted(fake("int4_g32", {"replicas": [{"scheme": "int4_g32"}, {"scheme": second}]}))
+        assert (found.scheme, bool(found.warning)) == ("int4_g32", warned)
+    flashrl(tmp_path, monkeypatch, {"fn": "bf16", "ignore": IGNORE})
+    found = wanted(fake("int4_g32", quantization=None))
+    assert found.ignore == () and "bf16" in found.warning
+    flashrl(tmp_path, monkeypatch, {"fn": "bf16"}, {"fn": "int8"})
+    with pytest.raises(RefitError, match=r"\bint4_g32, .* int8\b"):
+        wanted(fake("int4_g32", quantization=None))
 
 
 @pytest.mark.parametrize(
@@ -223,14 +226,14 @@ def test_fake_quantization_for_engines_that_are_not_quantized_is_warned_of(tmp_p
     [
         ("int4_g32", {"plugin": {"scheme": "int4_g128"}}, r"\bint4_g32, .* int4_g128\b"),
         ("int4_g32", {}, r"\bint4_g32, .* int8\b"),
-        ("int8", {"quantization": "fp8"}, r"\bint8, .* fp8\b"),
-        ("fp8", {}, "qat=fp8.*int4_g128, int4_g32, int8"),
-        ("int8", {"strategy": "torchtitan"}, "fsdp or fsdp2 or megatron.*torchtitan"),
-        ("int8", {"more": {"lora_rank": 8}}, "LoRA"),
-        ("int8", {"more": {"lora": {"rank": 8}}}, "LoRA"),
-        ("int8", {"actor": {"qat": {"enable": True}}}, "qat"),
-        ("int8", {"actor": {"fsdp_config": {"qat": {"enable": True}}}}, "qat"),
-        ("int8", {"plugin": {"replicas": [{}, {"ignore": IGNORE}]}}, "ignore"),
+        ("int4_g32", {"quantization": "fp8"}, r"\bint4_g32, .* fp8\b"),
+        ("int8", {}, "qat=int8: .* int4_g128, int4_g32, int8_exact.*rollout_correction.rollout_is=token"),
+        ("int4_g32", {"strategy": "torchtitan"}, "fsdp or fsdp2 or megatron.*torchtitan"),
+        ("int4_g32", {"more": {"lora_rank": 8}}, "LoRA"),
+        ("int4_g32", {"more": {"lora": {"rank": 8}}}, "LoRA"),
+        ("int4_g32", {"actor": {"qat": {"enable": True}}}, "qat"),
+        ("int4_g32", {"actor": {"fsdp_config": {"qat": {"enable": True}}}}, "qat"),
+        ("int4_g32", {"plugin": {"scheme": "int4_g32", "replicas": [{}, {"ignore": IGNORE}]}}, "ignore"),
     ],
 )
 def test_fake_quantization_that_does_not_go_with_the_rest(scheme, more, words):

@@ -1,8 +1,8 @@
 """Fake quantization of Megatron-core's layers: linear layers split by rows or columns, and grouped experts.
 
-A scale belongs to an output channel, or to a group of neighbours along one, so neither the order of channels in a fused
-qkv or gate_up nor their split matters. A row-parallel layer splits the rows (the reduction dimension K): int4 groups
-stay whole on their rank, and the absmax of an int8 row is all-reduced.
+A scale belongs to a group of neighbours along an output channel, so neither the order of channels in a fused qkv or
+gate_up nor their split matters. A row-parallel layer splits the rows (the reduction dimension K), and each rank must
+have whole groups.
 
 Layers of TransformerEngine are recognized by their classes. This was run with 2.12.0 in host memory, where they cannot
 compute.
@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-import torch.distributed as dist
-from megatron.core import parallel_state
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.moe import experts
 from torch import nn
@@ -98,38 +96,23 @@ def _weights_of(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:
         return _grouped_weights(module, scheme)
     if isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
         names = ["weight"] if module.weight is not None else []  # an output layer may share the embedding's
-        split = isinstance(module, RowParallelLinear)
     elif _from_transformer_engine(module):
         names = [name for name, _ in module.named_parameters(recurse=False) if re.fullmatch(r"weight\d*", name)]
-        split = "RowParallel" in _names_of_classes(module)
     else:
         return {}
-    quantize = partial(fake_quantize, scheme=scheme, group=_group(module) if split else None)
+    quantize = partial(fake_quantize, scheme=scheme)
     return {name: Weight(getattr(module, name).shape[-1], quantize) for name in names}
 
 
 def _grouped_weights(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:
-    """Return weight1 and weight2, stacks of (input, output) in one matrix; rows of the latter are split over ranks."""
-    hidden, experts = module.config.hidden_size, module.num_local_experts
-    group = module.tp_group if hasattr(module, "tp_group") else parallel_state.get_expert_tensor_parallel_group()
+    """Return weight1 and weight2, each a stack of the experts' (input, output) in one matrix."""
+    experts = module.num_local_experts
 
-    def first(w: torch.Tensor) -> torch.Tensor:
-        return fake_quantize_turned(w.view(experts, hidden, -1), scheme).view(w.shape)
+    def quantize(w: torch.Tensor, columns: int) -> torch.Tensor:
+        return fake_quantize_turned(w.view(experts, columns, -1), scheme).view(w.shape)
 
-    def second(w: torch.Tensor) -> torch.Tensor:
-        return fake_quantize_turned(w.view(experts, -1, hidden), scheme, group=group).view(w.shape)
-
-    return {"weight1": Weight(hidden, first), "weight2": Weight(module.weight2.shape[0] // experts, second)}
-
-
-def _group(module: nn.Module) -> dist.ProcessGroup:
-    """Return the process group over which a row-parallel layer is split."""
-    for name in ("tp_group", "_tp_group"):  # TransformerEngine's own tp_group is None for experts
-        if getattr(module, name, None) is not None:
-            return getattr(module, name)
-    if getattr(module, "is_expert", False) or "Grouped" in _names_of_classes(module):
-        return parallel_state.get_expert_tensor_parallel_group()
-    return parallel_state.get_tensor_model_parallel_group()
+    inputs = {"weight1": module.config.hidden_size, "weight2": module.weight2.shape[0] // experts}
+    return {name: Weight(columns, partial(quantize, columns=columns)) for name, columns in inputs.items()}
 
 
 def _from_transformer_engine(module: nn.Module) -> bool:

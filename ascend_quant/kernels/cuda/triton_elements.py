@@ -1,4 +1,4 @@
-"""Elementwise arithmetic in Triton: rounding to BF16, scales of rows, and codes of int8 and float8_e4m3fn.
+"""Elementwise arithmetic in Triton: rounding to BF16, scales, and codes of int8, int4 and float8_e4m3fn.
 
 The codes equal those of IEEE division. For BF16 values, `x / scale` is replaced by a multiplication with a reciprocal
 that is nudged off every tie, see `reciprocal`. float32 values are divided.
@@ -11,7 +11,7 @@ import triton.language as tl
 from ascend_quant import oracle
 
 INT8_MAX, FP8_MAX = tl.constexpr(oracle.INT8_MAX), tl.constexpr(oracle.FP8_MAX)
-INT8_MIN = tl.constexpr(oracle.INT8_MIN)
+INT8_MIN, INT4_MAX = tl.constexpr(oracle.INT8_MIN), tl.constexpr(oracle.INT4_MAX)
 INF_BITS = tl.constexpr(0x7F800000)
 LARGEST_INT8_SCALE = tl.constexpr(oracle.largest_scale(torch.int8))
 LARGEST_FP8_SCALE = tl.constexpr(oracle.largest_scale(torch.float8_e4m3fn))
@@ -116,6 +116,20 @@ def scale_of(bits, KIND: tl.constexpr):
     absmax = bits.to(tl.float32, bitcast=True).to(tl.float64)
     factor: tl.constexpr = 1.0 / INT8_MAX if KIND == "int8" else 1.0 / FP8_MAX
     return tl.where(absmax < TINY, 0.0, (absmax * factor).to(tl.float32))
+
+
+@triton.jit
+def int4_scale(absmax):
+    """Return BF16(absmax / 7) as float32."""
+    quotient = tl.div_rn(absmax, tl.full(absmax.shape, INT4_MAX * 1.0, tl.float32))
+    return tl.where(absmax < TINY, 0.0, rounded(quotient))
+
+
+@triton.jit
+def int4_code(x, scale):
+    """Return int32: quotients rounded half to even, whose magnitudes are at most 7.03; `scale` broadcasts against x."""
+    code = (quotient(x, scale) + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
+    return tl.minimum(tl.maximum(code, -INT4_MAX), INT4_MAX)
 
 
 @triton.jit

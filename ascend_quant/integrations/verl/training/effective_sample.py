@@ -20,8 +20,8 @@ DO = {
         "rollout_correction.rollout_is (in a recipe correction.level) to token"
     ),
     "token": (
-        "the two policies are far apart: `ascend-quant mismatch` names the layers to ignore; or train for the "
-        "rollout's scheme (QAT), or generate with a more precise one"
+        "the two policies are far apart: `ascend-quant mismatch` names the layers to ignore; or generate with a more "
+        "precise scheme, or train for the rollout's (QAT for int4, exact training for int8)"
     ),
 }
 

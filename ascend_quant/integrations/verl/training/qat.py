@@ -57,15 +57,15 @@ def wanted(config: Any) -> FakeQuantization | None:
         RefitError: it is not supported, or differs from the rollout's.
         QatVariableError: one of slime's variables has an invalid value.
     """
-    asked = _asked(config)
-    if exact_settings.is_strict(config.actor_rollout_ref.rollout) and asked != EXACT:
+    scheme = _asked(config)
+    if exact_settings.is_strict(config.actor_rollout_ref.rollout) and scheme != EXACT:
         raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.strict=true works only with {exact_settings.OPTION}")
-    if asked is None:
+    if scheme is None:
         return None
-    _check(config, asked)
-    if asked == EXACT:
+    _check(config, scheme)
+    if scheme == EXACT:
         return _exact(config)
-    scheme, served = asked, _served(config)
+    served = _served(config)
     if other := [replica.scheme for replica in served if replica.scheme not in (scheme, "bf16")]:
         raise RefitError(
             f"{OPTION}: the actor would train for {scheme}, but the rollout serves {other[0]}: use the same "
@@ -100,7 +100,10 @@ def _ignored(served: list[Served], scheme: str) -> tuple[str, ...]:
 def _asked(config: Any) -> str | None:
     option, variable = options_of(config.actor_rollout_ref.rollout).get("qat"), scheme_of_environment(os.environ)
     if option is not None and option not in (choices := (*SCHEMES, EXACT)):
-        raise RefitError(f"{OPTION}={option}: not supported; fake quantization supports: {', '.join(choices)}")
+        raise RefitError(
+            f"{OPTION}={option}: not supported; supported: {', '.join(choices)}. Other rollouts need importance "
+            "weights per token (algorithm.rollout_correction.rollout_is=token, or correction=token in a recipe)"
+        )
     if None not in (option, variable) and option != variable:
         raise RefitError(f"{OPTION}={option}, but {FLAG} selects {variable}: remove one of them")
     return option or variable
@@ -126,7 +129,7 @@ def _served(config: Any) -> list[Served]:
         return [Served(rollout.get("quantization") or "bf16")]
     flashrl = from_environment(os.environ).config
     if flashrl is not None:
-        return [Served(one.function.scheme, tuple(one.ignore)) for one in resolve(flashrl).replicas]
+        return [Served(one.function.scheme) for one in resolve(flashrl).replicas]  # FlashRL has no int4
     return [Served(one.scheme, tuple(one.ignore)) for one in _replicas(config)]
 
 

@@ -6,6 +6,6 @@ triton_rows.py              rows with one scale each, or a known one, and plain 
 triton_shared_scales.py     fp8 with a scale per block or tensor
 triton_entries.py           entries of a launch's table, and statistics
 triton_tiles.py             int4 in Marlin's tiles
-triton_groups.py            fake quantization of groups
+triton_groups.py            fake quantization of int4 groups
 digests.py                  checksums; triton_digest.py has their kernels
 """

@@ -8,7 +8,6 @@ One program writes 64 rows by 128 columns: scales, codes, and the words of eight
 import triton
 import triton.language as tl
 
-from ascend_quant import oracle
 from ascend_quant.kernels.cuda import triton_elements as elements
 from ascend_quant.kernels.cuda.refit import triton_digest as digest
 from ascend_quant.kernels.cuda.refit import triton_entries as entries
@@ -20,9 +19,7 @@ BAD, FIRST_ROW, ROWS_OF, SCALE = (
     entries.ROWS_OF,
     entries.SCALE,
 )
-ENTRY, INF_BITS, TINY = entries.ENTRY, elements.INF_BITS, elements.TINY
-MAGIC, MAGIC_BITS = elements.MAGIC, elements.MAGIC_BITS
-INT4_MAX = tl.constexpr(oracle.INT4_MAX)
+ENTRY, INF_BITS = entries.ENTRY, elements.INF_BITS
 ROWS, COLUMNS, TILES = tl.constexpr(TILE_N), tl.constexpr(128), tl.constexpr(128 // TILE_K)
 WORDS = tl.constexpr(TILE_N * TILE_K // 8)
 
@@ -53,12 +50,13 @@ def write_tiles(
     values = elements.rounded(entries.loaded(at, column_stride, valid, columns, K, "evict_first"))
     _report_tile(values, entry)
 
-    scale_RG = _scales(values, GROUP)
+    grouped = tl.reshape(values, (ROWS, COLUMNS // GROUP, GROUP))
+    scale_RG = elements.int4_scale(tl.max(tl.abs(grouped), 2))
     groups = left // GROUP + tl.arange(0, COLUMNS // GROUP)
     scale_at = tl.load(entry + SCALE).to(tl.pointer_type(tl.int16)) + rows[:, None] * (K // GROUP) + groups[None, :]
     scale_bits = (scale_RG.to(tl.int32, bitcast=True) >> 16).to(tl.int16)
     tl.store(scale_at, scale_bits, mask=(groups < K // GROUP)[None, :])
-    codes = _codes(values, scale_RG, GROUP)
+    codes = tl.reshape(elements.int4_code(grouped, scale_RG[:, :, None]), (ROWS, COLUMNS))
 
     if RECEIPT:
         sum_R = _sum_of_codes(codes, left.to(tl.int32), K) + 3 * _sum_of_scales(scale_bits, groups.to(tl.int32), K)
@@ -85,24 +83,6 @@ def _report_tile(values, entry):
     bad = tl.sum((elements.magnitude(values) >= INF_BITS).to(tl.int64))
     if bad > 0:
         tl.atomic_add(tl.load(entry + BAD).to(tl.pointer_type(tl.int64)), bad, sem="relaxed")
-
-
-@triton.jit
-def _scales(values, GROUP: tl.constexpr):
-    """Return BF16(absmax / 7) of each group, as float32."""
-    magnitude = tl.abs(tl.reshape(values, (ROWS, COLUMNS // GROUP, GROUP)))
-    absmax = tl.max(magnitude, 2)
-    quotient = tl.div_rn(absmax, tl.full(absmax.shape, INT4_MAX * 1.0, tl.float32))
-    return tl.where(absmax < TINY, 0.0, elements.rounded(quotient))
-
-
-@triton.jit
-def _codes(values, scale_RG, GROUP: tl.constexpr):
-    """Return int32 (ROWS, COLUMNS): quotients rounded half to even, whose magnitudes are at most 7.03."""
-    grouped = tl.reshape(values, (ROWS, COLUMNS // GROUP, GROUP))
-    ratio = elements.quotient(grouped, scale_RG[:, :, None])
-    codes = (ratio + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
-    return tl.reshape(tl.minimum(tl.maximum(codes, -INT4_MAX), INT4_MAX), (ROWS, COLUMNS))
 
 
 @triton.jit
