@@ -189,7 +189,7 @@ def test_scheme_bf16_is_the_noise_floor(model, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("token", "sequence", "word"), [(0.5, 0.1, "ignore"), (0.99, 0.5, "correction.level"), (0.99, 0.9, None)]
+    ("token", "sequence", "word"), [(0.5, 0.1, "ignore"), (0.99, 0.5, "rollout_is=token"), (0.99, 0.9, None)]
 )
 def test_what_to_do_where_weights_leave_little(token, sequence, word):
     from ascend_quant.mismatch.report import remarks
@@ -197,7 +197,7 @@ def test_what_to_do_where_weights_leave_little(token, sequence, word):
     found = {"k3_kl": 2e-4, "ess": token, "sequence_weights": {"ess": sequence}}
     said = "\n".join(remarks({"mismatch": found, "noise": {"k3_kl": 1e-5}, "prompts_left_out": 0}))
     assert has_line_naming(said, "20", "0.0002", "1e-05") and has_line_naming(said, f"{token:g}", f"{sequence:g}")
-    assert [one for one in ("ignore", "correction.level") if one in said] == ([word] if word else [])
+    assert [one for one in ("ignore", "rollout_is=token") if one in said] == ([word] if word else [])
 
 
 def test_of_a_failed_engine_the_cause_comes_first_and_once():

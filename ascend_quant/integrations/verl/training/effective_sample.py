@@ -17,7 +17,7 @@ CUT = "rollout_corr/rollout_is_ratio_fraction_high"
 DO = {
     "sequence": (
         "sequence weights leave less of the batch the longer the answers are: set "
-        "rollout_correction.rollout_is (in a recipe correction.level) to token"
+        "algorithm.rollout_correction.rollout_is=token"
     ),
     "token": (
         "the two policies are far apart: `ascend-quant mismatch` names the layers to ignore; or generate with a more "
