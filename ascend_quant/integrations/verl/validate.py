@@ -40,7 +40,7 @@ def problems(overrides: list[str]) -> list[str]:
     except Exception as error:  # the errors of Hydra, its parser and OmegaConf have no common base class
         return [_words(error)]
     changed = [one.key_or_group for one in given if not one.is_delete()]
-    for part in (_types(changed, tree, made), _verl(config), _shares(made), _refits(config)):
+    for part in (types(changed, tree, made), _verl(config), _shares(made), _refits(config)):
         if found := list(part):
             return found
     return []
@@ -60,7 +60,7 @@ def _added(override: str) -> str:
     return override if override.startswith(("+", "~", "-", "hydra.", f"{ENGINE}=")) else f"++{override}"
 
 
-def _types(changed: Iterable[str], tree: dict[str, Any], made: dict[str, Any]) -> Iterator[str]:
+def types(changed: Iterable[str], tree: dict[str, Any], made: dict[str, Any]) -> Iterator[str]:
     """Yield values of another kind than verl's default; most of these are not checked before they are used."""
     for key in dict.fromkeys(changed):
         default, value = _at(tree, key), _at(made, key)
