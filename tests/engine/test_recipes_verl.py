@@ -159,6 +159,7 @@ def test_routes_are_returned_where_they_are_replayed(name: str):
 def test_an_attention_that_would_train_wrongly_is_refused_before_ray(monkeypatch, tmp_path):
     started = []
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # else Hydra ends the process
+    monkeypatch.setattr(main_ppo.inputs, "check", lambda _: None)
     monkeypatch.setattr(main_ppo, "run_ppo", lambda *_, **__: started.append(1))
     monkeypatch.setattr(main_ppo, "auto_set_device", lambda _: None)
     overrides = list(resolve(load("qwen2.5-32b-bf16-dapo-h200"), PATHS))

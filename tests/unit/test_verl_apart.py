@@ -93,7 +93,7 @@ def test_a_main_gets_our_task_runner_where_refits_are_asked_for(quantization, sc
     main = SimpleNamespace(TaskRunner=TaskRunner, main=SimpleNamespace())
     main.main.__wrapped__ = lambda config: seen.append(main.TaskRunner)
     monkeypatch.setattr(experimental, "auto_set_device", lambda *_: None)
-    for settings_of in (experimental.attention_settings, experimental.cpu_settings):
+    for settings_of in (experimental.attention_settings, experimental.cpu_settings, experimental.inputs):
         monkeypatch.setattr(settings_of, "check", lambda *_, **__: None)
     for name in ("need_critic", "need_reference_policy"):
         monkeypatch.setattr(experimental, name, lambda config: False)

@@ -12,7 +12,7 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
-from ascend_quant.integrations.verl import cpu_settings, recipe_config, settings
+from ascend_quant.integrations.verl import cpu_settings, inputs, recipe_config, settings
 from ascend_quant.integrations.verl.runner import TaskRunner
 from ascend_quant.integrations.verl.training import attention_settings
 
@@ -31,6 +31,7 @@ def main(config: Any) -> None:
         attention_settings.check(config, need_critic(config))
         if settings.wants_refits(config):
             settings.check(config)
+        inputs.check(config)
     run_ppo(config, task_runner_class=TaskRunner)
 
 

@@ -14,7 +14,7 @@ import ray
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.device import auto_set_device
 
-from ascend_quant.integrations.verl import compat, cpu_settings, hooks, recipe_config, settings
+from ascend_quant.integrations.verl import compat, cpu_settings, hooks, inputs, recipe_config, settings
 from ascend_quant.integrations.verl.metrics.sync_reports import SyncReports, agree_on_codes, let_actors_send
 from ascend_quant.integrations.verl.training import attention_settings, qat
 from ascend_quant.integrations.verl.training.effective_sample import EffectiveSample
@@ -39,6 +39,7 @@ def run(config: Any, main: ModuleType, task_runner: str, extended: type) -> None
     """
     with recipe_config.refused():
         auto_set_device(config)
+        inputs.check(config)
         cpu_settings.check(config, need_reference_policy(config), starts_ray=True)
         attention_settings.check(config, need_critic(config))
         if (wanted := qat.wanted(config)) is not None and wanted.ranks is not None:
