@@ -13,8 +13,9 @@ from typing import Any
 
 from ascend_quant.integrations.verl import cpu_settings
 from ascend_quant.recipes import keys
-from ascend_quant.recipes.keys import ACTOR, ROLLOUT
+from ascend_quant.recipes.keys import ACTOR, CORRECTION, ROLLOUT
 
+EITHER = (f"{CORRECTION}.rollout_is_threshold",)  # a number, or a text as 0.5_5.0
 RESUME = ("auto", "disable", "resume_path")
 ENGINE = "model_engine"  # the group that selects files of verl's configuration
 MEGATRON = ("tensor_model", "pipeline_model", "context")  # the parallel dimensions that share one copy of the weights
@@ -61,11 +62,17 @@ def _added(override: str) -> str:
 
 
 def types(changed: Iterable[str], tree: dict[str, Any], made: dict[str, Any]) -> Iterator[str]:
-    """Yield values of another kind than verl's default; most of these are not checked before they are used."""
+    """Yield values of another kind than verl's default; most of these are not checked before they are used.
+
+    Numbers pass for true and false, as in verl, and so do references to other settings.
+    """
     for key in dict.fromkeys(changed):
         default, value = _at(tree, key), _at(made, key)
-        refers = isinstance(default, str) and default.startswith(("${", "???"))
-        if default is not None and value is not None and not refers and _kind(default) != _kind(value):
+        refers = any(isinstance(one, str) and one.startswith(("${", "???")) for one in (default, value))
+        numbers = isinstance(default, int | float) and isinstance(value, int | float)
+        if None in (default, value) or refers or numbers or key in EITHER:
+            continue
+        if _kind(default) != _kind(value):
             yield f"{key}={str(value)[:80]}: is {_kind(value)}, but verl's default is {_kind(default)}: {default}"
 
 
