@@ -6,7 +6,7 @@ The package itself depends only on torch and numpy, since the engine's environme
 import sys
 
 COMMANDS = frozenset(("typer", "rich", "yaml", "pydantic", "safetensors", "huggingface_hub", "psutil", "hydra"))
-ENGINE = frozenset(("vllm", "transformers"))
+ENGINE = frozenset(("vllm", "transformers", "torch", "numpy"))
 
 
 def main() -> None:

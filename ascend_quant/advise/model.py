@@ -12,7 +12,7 @@ from typing import Any
 
 from ascend_quant.advise import AdviceError
 from ascend_quant.files.documents import read_json
-from ascend_quant.recipes import RecipeError, leaves, prefix, shipped
+from ascend_quant.recipes import RecipeError, leaves, nearest, prefix, shipped
 from ascend_quant.recipes.keys import RANKS, ROLLOUT
 
 BF16, CODE, SCALE = 2, 1, 4  # bytes of a BF16 element, an 8-bit code, and a float32 scale
@@ -100,6 +100,9 @@ def read_model(place: str) -> Model:
 
     path = Path(place)
     try:
+        if "/" not in place and not path.exists():
+            known = nearest(place, [file.stem for file in shipped().glob("*.yaml")])
+            raise AdviceError(f"{place!r} is neither a folder, nor a file, nor a recipe: {known}")
         if HUB_ID.fullmatch(place) and not path.exists():
             path = Path(hf_hub_download(place, "config.json"))
         return model_of(read_json(path / "config.json" if path.is_dir() else path))

@@ -4,23 +4,23 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from ascend_quant.convert.conversion import Request, Summary
-from ascend_quant.convert.conversion import convert as carry_out
-from ascend_quant.convert.formats import FORMATS
-from ascend_quant.convert.output import Output
 from ascend_quant.files.documents import BadDocument
 from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.schemes import SCHEMES, UnknownScheme
+from ascend_quant.schemes.definition import FORMATS
 from ascend_quant.schemes.layer_names import PatternError
 from ascend_quant.terminal.exits import FAILED, fail
 from ascend_quant.terminal.progress import counting
+
+if TYPE_CHECKING:
+    from ascend_quant.convert import Request, Summary
 
 QUANTIZED = ", ".join(name for name, scheme in SCHEMES.items() if scheme.quantized)
 
@@ -47,6 +47,8 @@ def convert(
 
     Exit status: 0 on success; 1 if IN cannot be converted; 2 for wrong usage.
     """
+    from ascend_quant.convert.conversion import convert as carry_out
+
     request = requested(source, out, scheme, workers, ignore or [], format)
     errors, start = Console(stderr=True), time.perf_counter()
     try:
@@ -68,8 +70,11 @@ def requested(
     workers: int | None,
     ignore: list[str],
     format: str | None,
-) -> Request:
+) -> "Request":
     """Return the request; raise BadParameter for conflicting options, or folders that cannot be IN or OUT."""
+    from ascend_quant.convert import Request
+    from ascend_quant.convert.output import Output
+
     if scheme == "bf16" and (ignore or format):
         said = "--scheme bf16 dequantizes all of IN: remove --ignore and --format"
         raise typer.BadParameter(said, param_hint="'--scheme'")
@@ -87,7 +92,7 @@ def requested(
     return request
 
 
-def show(summary: Summary, seconds: float, console: Console) -> None:
+def show(summary: "Summary", seconds: float, console: Console) -> None:
     """Print the result."""
     table = Table("weights", "count", title=f"{summary.scheme}, {summary.format}")
     for kind, count in sorted(summary.weights.items(), key=lambda item: -item[1]):

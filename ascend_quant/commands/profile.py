@@ -4,7 +4,7 @@ import json
 from enum import Enum
 from pathlib import Path
 from statistics import median_low
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,13 +12,12 @@ from rich.table import Table
 
 from ascend_quant.files.documents import BadDocument
 from ascend_quant.files.whole_file import why_no_file
-from ascend_quant.profile.arithmetic import of_refits
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint, find
-from ascend_quant.profile.compare import Comparison, compare_int8
-from ascend_quant.profile.files import files_of, save
-from ascend_quant.profile.w8a8 import read_w8a8
 from ascend_quant.terminal.exits import FAILED, fail
 from ascend_quant.terminal.progress import Bars
+
+if TYPE_CHECKING:
+    from ascend_quant.profile.compare import Comparison
 
 SHOWN = 20  # parameters in the table of those that are not reproduced
 
@@ -42,6 +41,8 @@ def profile(
 
     Exit status: 0 on success; 1 if the two models cannot be compared; 2 for wrong usage.
     """
+    from ascend_quant.profile.files import files_of, save
+
     files = [output] if output.suffix == ".pt" or not output.name else [output, *files_of(output)]
     if said := next(filter(None, map(why_no_file, files)), None):
         raise typer.BadParameter(said, param_hint="'-o'")
@@ -77,15 +78,18 @@ def _found(model: str, option: str) -> Path:
         raise typer.BadParameter(str(error), param_hint=option) from error
 
 
-def compared(model: Path, quantized: Path, console: Console) -> Comparison:
+def compared(model: Path, quantized: Path, console: Console) -> "Comparison":
     """Compare the models, with a progress bar."""
+    from ascend_quant.profile.compare import compare_int8
+    from ascend_quant.profile.w8a8 import read_w8a8
+
     reference = Checkpoint(model)
     with Bars(console=console, transient=True) as bar:
         task = bar.add_task("comparing", total=len(reference.names))
         return compare_int8(reference, read_w8a8(Checkpoint(quantized)), lambda name: bar.advance(task))
 
 
-def summary(result: Comparison, files: list[Path]) -> dict[str, object]:
+def summary(result: "Comparison", files: list[Path]) -> dict[str, object]:
     """Return the result for `--json`."""
     return {
         "files": [str(file) for file in files],
@@ -95,8 +99,10 @@ def summary(result: Comparison, files: list[Path]) -> dict[str, object]:
     }
 
 
-def show(result: Comparison, files: list[Path], console: Console) -> None:
+def show(result: "Comparison", files: list[Path], console: Console) -> None:
     """Print the result."""
+    from ascend_quant.profile.arithmetic import of_refits
+
     table = Table("parameters", "count", title=f"{result.profile.scheme} profile")
     for kind, count in result.kinds.most_common():
         table.add_row(kind, f"{count:,}")

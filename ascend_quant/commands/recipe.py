@@ -37,7 +37,9 @@ def show(
 ) -> None:
     """Print the settings of verl that a recipe makes, and the command that trains it.
 
-    Exit status: 0 on success; 2 for a recipe or a setting that does not exist.
+    Keys of verl are not checked here, but when the training starts.
+
+    Exit status: 0 on success; 2 for a recipe, or a choice as scheme=NAME, that does not exist.
     """
     from omegaconf import OmegaConf
 

@@ -30,7 +30,7 @@ class Request:
 
     Attributes:
         scheme: a name of `ascend_quant.schemes`; bf16 undoes the quantization of IN.
-        format: one of `formats.FORMATS`; None for the first that supports the scheme.
+        format: one of `FORMATS`; None for the first that supports the scheme.
         ignore: additional layers that are not quantized, see `names.Ignored`.
         workers: number of files converted at a time; None for one per core.
     """

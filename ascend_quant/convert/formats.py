@@ -18,8 +18,8 @@ import torch
 from ascend_quant import oracle
 from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.schemes import SCHEMES, Scheme, definition_of
+from ascend_quant.schemes.definition import FORMATS
 
-FORMATS = ("compressed-tensors", "fp8", "modelslim")
 PLAIN = "safetensors"  # the format of an unquantized checkpoint
 BESIDE = (  # tensors besides a layer's weight, in any format
     *("weight_packed", "weight_scale", "weight_scale_inv", "weight_shape", "weight_zero_point", "weight_offset"),

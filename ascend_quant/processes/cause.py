@@ -19,7 +19,9 @@ REMOTE = re.compile(r"ray::(?P<name>[^\s()]+)(?:\(\))? \(pid=(?P<pid>\d+), ip=(?
 TRACEBACK = "Traceback (most recent call last):"
 RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*(?:: .*)?")
 DEAD_ACTOR = re.compile(r"\s+(name|pid|ip): (.+)")  # in the lines below Ray's ActorDiedError
-CRASHED = re.compile(r"Fatal Python error: .+|\*\*\* SIG[A-Z]+ .*|.*A worker died or was killed .*")  # Python, Ray
+CRASHED = re.compile(  # as Python, Ray and our mains say
+    r"Fatal Python error: .+|\*\*\* SIG[A-Z]+ .*|.*A worker died or was killed .*|wrong settings: .*"
+)
 STEP = re.compile(r"(?:^|\s)step:\d+ - ")  # verl's console logger: earlier errors did not end the run
 CONSEQUENCE = re.compile(
     r"^(?:[\w.]*\.)?(?:\w*Actor\w*|WorkerCrashed|NodeDied|OwnerDied|ObjectLost|EngineDead|TaskCancelled|Cancelled)Error\b"

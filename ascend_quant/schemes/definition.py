@@ -17,6 +17,7 @@ from ascend_quant.schemes.scheme import Scheme
 if TYPE_CHECKING:
     import torch
 
+FORMATS = ("compressed-tensors", "fp8", "modelslim")  # of checkpoints that `convert` writes
 PER_TOKEN = "dynamic per-token activations"
 SAFETENSORS = {  # safetensors' name of a dtype, by torch's
     "int8": "I8",
@@ -44,7 +45,7 @@ class Stored(NamedTuple):
         activations: fields of input_activations besides the bits, the type and `symmetric`; None if activations are not
             quantized.
         scale_dtype: its name in config.json; None if the format implies it.
-        formats: the formats of `convert` that can store the scheme.
+        formats: those of FORMATS that can store the scheme.
         no_experts: those of `formats` whose readers do not support experts.
     """
 

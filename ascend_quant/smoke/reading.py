@@ -1,11 +1,10 @@
 """Results of the smoke test's JSON files for NPUs, one row per probe."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ascend_quant.files.documents import BadDocument
+from ascend_quant.files.documents import BadDocument, read_json
 from ascend_quant.smoke.probes import probes_for
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, SCHEMA, Result, in_short
 from ascend_quant.smoke.training import NAN, TRAIN
@@ -28,10 +27,10 @@ def read(file: Path) -> Read:
     """Read a file of the smoke test on an NPU.
 
     Raises:
-        BadDocument: the file is not one of those.
+        BadDocument: the file cannot be read, or is not one of those.
     """
+    content = read_json(file)
     try:
-        content = json.loads(file.read_text())
         schema, device = content["schema"], content["device"]
         if schema != SCHEMA:
             raise BadDocument(f"{file}: has schema {schema}, but this version reads {SCHEMA}: run smoke again")
@@ -42,7 +41,7 @@ def read(file: Path) -> Read:
         about = [f"{versions.get('devices', '?')} x {versions.get('device', 'NPU')}", content["stack"]]
         about += [f"{name} {versions[name]}" for name in ("vllm-ascend", "torch-npu", "CANN") if name in versions]
         about += [f"ascend-quant {content['version']}", content["started"][:10]]
-    except (OSError, ValueError, KeyError, TypeError) as why:
+    except (KeyError, TypeError) as why:
         raise BadDocument(f"{file}: is not JSON of this command: {type(why).__name__}: {why}") from why
     return Read(", ".join(about), results)
 

@@ -54,9 +54,9 @@ def train(
 ) -> None:
     """Train a recipe with verl on a Ray cluster of its own, or with --ray on one that already exists.
 
-    Exit status: 0 on success; 1 if the run failed (the last lines name the cause); 2 for wrong usage, or settings that
-    verl refuses; 3 if the cluster did not form (with --dry-run: if a check on a host failed, or a host could not be
-    checked); 130 after Ctrl-C.
+    Exit status: 0 on success; 1 if the run failed (the last lines name the cause); 2 for wrong usage (with
+    --dry-run, also settings that verl refuses); 3 if the cluster did not form (with --dry-run: if a check on a host
+    failed, or a host could not be checked); 130 after Ctrl-C.
     """
     from launch import LaunchError
     from launch.cluster.inventory import load, this_machine

@@ -75,7 +75,9 @@ def ask(
     if answer := next((line for line in lines if line.startswith(MARK)), None):
         return REPORTS.validate_json(answer.removeprefix(MARK))
     raised = cause_in(lines)
-    raise LaunchError(f"doctor's checks could not run on the nodes: {raised.text if raised else info['message']}")
+    why = raised.text if raised else info["message"]
+    where = "Jobs run the `python` that was on PATH at `ray start` on the head; it needs the stack's packages"
+    raise LaunchError(f"doctor's checks could not run on the nodes: {why}. {where}")
 
 
 def lines_of(report: Report) -> tuple[list[str], list[str]]:

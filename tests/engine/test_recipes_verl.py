@@ -159,6 +159,7 @@ def test_routes_are_returned_where_they_are_replayed(name: str):
 def test_an_attention_that_would_train_wrongly_is_refused_before_ray(monkeypatch, tmp_path):
     started = []
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # else Hydra ends the process
+    monkeypatch.setattr(main_ppo.inputs, "check", lambda _: None)
     monkeypatch.setattr(main_ppo, "run_ppo", lambda *_, **__: started.append(1))
     monkeypatch.setattr(main_ppo, "auto_set_device", lambda _: None)
     overrides = list(resolve(load("qwen2.5-32b-bf16-dapo-h200"), PATHS))
@@ -171,6 +172,22 @@ def test_an_attention_that_would_train_wrongly_is_refused_before_ray(monkeypatch
     with pytest.raises(attention_settings.AttentionError, match="sdpa with ulysses_sequence_parallel_size=8"):
         main_ppo.main()
     assert started == [1]
+
+
+@pytest.mark.parametrize(
+    ("added", "word"), [("+recipee=addition-int8", "recipee"), ("trainer.save_freq=often", "trainer.save_freq=often")]
+)
+def test_wrong_settings_are_one_line_and_wrong_usage(added: str, word: str, monkeypatch, tmp_path, capsys):
+    """Not Hydra's traceback and its status 1; a value of another kind before the first step, not after."""
+    monkeypatch.setattr(main_ppo, "run_ppo", lambda *_, **__: pytest.fail("started"))
+    monkeypatch.setattr(main_ppo, "auto_set_device", lambda _: None)
+    command = ["main_ppo", *resolve(load("qwen2.5-32b-bf16-dapo-h200"), PATHS), added]
+    monkeypatch.setattr("sys.argv", [*command, f"hydra.run.dir={tmp_path}", "hydra.output_subdir=null"])
+    with pytest.raises(SystemExit) as ended:
+        main_ppo.main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "Traceback" not in said
+    assert "RecipeError" in said.splitlines()[-1] and word in said.splitlines()[-1]
 
 
 def test_the_open_mappings_are_verls():

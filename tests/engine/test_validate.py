@@ -94,6 +94,11 @@ def test_what_would_fail_later_is_refused(said: dict[str, str]):
     assert [words for words in said.values() if not any(has_line_naming(one, words) for one in found)] == []
 
 
+def test_what_verl_takes_in_more_than_one_kind_passes():
+    given = ["algorithm.rollout_correction.rollout_is_threshold=0.5_5.0", "trainer.val_before_train=1"]
+    assert problems([*overrides(), *given]) == []
+
+
 def test_an_update_is_shared_out_among_the_workers():
     """28 samples among 8 devices of which 8 share a sequence (one worker), and of which none does."""
     given = [f"{ACTOR}.ppo_mini_batch_size=7", f"{ROLLOUT}.n=4"]

@@ -350,6 +350,8 @@ def test_where_a_model_is(tmp_path, monkeypatch):
     for place in ("owner/other", str(tmp_path), str(here), "nothing/of/that/name"):
         with pytest.raises(AdviceError, match=re.escape(place)):
             read_model(place)
+    with pytest.raises(AdviceError, match="int8-gsm8k-h100"):
+        read_model("qwen2.5-7b-int8-gsm8k-h10")  # the nearest recipe
 
 
 def test_a_recipe_asks_what_its_command_asks():

@@ -67,6 +67,7 @@ CALLS = {  # a command that needs it, before it does anything else
     "rich": ["--help"],
     "yaml": ["setup", "-o", "{folder}/out.yaml"],
     "vllm": ["--help"],
+    "torch": ["convert", "{folder}", "{folder}/out", "--scheme", "int8"],
 }
 
 
@@ -75,7 +76,7 @@ def test_a_missing_library_is_one_line_that_says_what_to_install(name: str, tmp_
     arguments = [word.format(folder=tmp_path) for word in CALLS[name]]
     needed = (
         f"from ascend_quant.commands import app; app.app = lambda **named: __import__({name!r})\n"
-        if name in ENGINE
+        if name == "vllm"
         else ""
     )
     done = run("without", name, needed + STARTED, *arguments)
@@ -83,6 +84,12 @@ def test_a_missing_library_is_one_line_that_says_what_to_install(name: str, tmp_
     assert done.returncode == 2 and name in line and "-m pip install" in line
     assert ("ascend-quant[cli]" in line) == (name in COMMANDS)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", (["--help"], ["convert", "--help"], ["recipe", "list"]))
+def test_help_and_recipes_need_no_torch(arguments: list[str]):
+    done = run("without", "torch,numpy", STARTED, *arguments)
+    assert done.returncode == 0 and done.stdout, done.stderr[-2000:]
 
 
 def test_the_lines_are_for_all_that_the_extra_brings():

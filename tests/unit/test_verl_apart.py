@@ -89,10 +89,11 @@ class Ours(TaskRunner):
 def test_a_main_gets_our_task_runner_where_refits_are_asked_for(quantization, scheme, ranks, stands, monkeypatch):
     """And fake quantization is never dropped without a word, nor is an exact actor asked for in vain."""
     seen = []
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # else the process ends
     main = SimpleNamespace(TaskRunner=TaskRunner, main=SimpleNamespace())
     main.main.__wrapped__ = lambda config: seen.append(main.TaskRunner)
     monkeypatch.setattr(experimental, "auto_set_device", lambda *_: None)
-    for settings_of in (experimental.attention_settings, experimental.cpu_settings):
+    for settings_of in (experimental.attention_settings, experimental.cpu_settings, experimental.inputs):
         monkeypatch.setattr(settings_of, "check", lambda *_, **__: None)
     for name in ("need_critic", "need_reference_policy"):
         monkeypatch.setattr(experimental, name, lambda config: False)

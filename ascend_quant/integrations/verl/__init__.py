@@ -11,6 +11,7 @@ metrics/        metrics of syncs, replicas and the start
 asynchronous/   verl's experimental trainers, one step off and fully asynchronous
 hooks.py        monkeypatches: functions of verl that are replaced at run time, why, and how to switch each off
 compat.py       differences between verl's versions
+inputs.py       the model and the data files, looked for before verl starts Ray
 validate.py     a whole configuration checked with verl's own checks, for `train --dry-run`
 plugin.py       loaded by every `import verl`: the cpu platform (platform.py, cpu_settings.py) and hooks
 agent_loops.py  agent loops that join the turns of a chat by the tokenizer's own tokens

@@ -17,7 +17,8 @@ SETTINGS = str(Path(fully_async.main.__file__).parent / "config")
 
 @hydra.main(config_path=SETTINGS, config_name="fully_async_ppo_trainer", version_base=None)
 def main(config: Any) -> None:
-    recipe_config.check(config)
+    with recipe_config.refused():
+        recipe_config.check(config)
     run(config, fully_async.main, fully_async.RUNNER, fully_async.RefitFullyAsyncTaskRunner)
 
 

@@ -20,7 +20,8 @@ OTHER_SETTINGS = "hydra.searchpath=[pkg://verl.trainer.config]"
 
 @hydra.main(config_path=SETTINGS, config_name="one_step_off_ppo_trainer", version_base=None)
 def main(config: Any) -> None:
-    recipe_config.check(config)
+    with recipe_config.refused():
+        recipe_config.check(config)
     run(config, one_step_off.main, one_step_off.RUNNER, one_step_off.RefitOneStepTaskRunner)
 
 

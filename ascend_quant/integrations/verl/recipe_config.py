@@ -3,6 +3,9 @@
 python -m ascend_quant.integrations.verl.main_ppo +recipe=qwen2.5-7b-int8-gsm8k-h100 trainer.save_freq=5
 """
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from hydra import compose
@@ -11,23 +14,42 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
+from ascend_quant.integrations.verl import validate
 from ascend_quant.recipes import RecipeError, keys
 from ascend_quant.recipes.compose import GROUPS, register, settle
 from ascend_quant.recipes.node import node_of
+from ascend_quant.terminal.exits import WRONG_USE, fail
+from ascend_quant.transfer.errors import RefitError
 
-__all__ = ["check", "register"]
+__all__ = ["check", "refused", "register"]
 
 ENGINE = "model_engine"  # the group with which verl chooses the files of its trainer
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """End the process with one line and status 2 if a check of the settings fails, instead of Hydra's traceback and 1.
+
+    As for Hydra's own errors, HYDRA_FULL_ERROR=1 shows the traceback.
+    """
+    try:
+        yield
+    except (ValueError, AssertionError, RefitError) as error:  # the first two are verl's, too
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        fail(f"wrong settings: {type(error).__name__}: {error}", WRONG_USE)
 
 
 def check(config: DictConfig) -> None:
     """Check a config that `hydra.main` composed, and replace references to our resolvers with their values.
 
     Raises:
-        RecipeError: the config has keys that verl's own does not have, or its `recipe` node is not valid; one line per
-            problem.
+        RecipeError: the config has keys that verl's own does not have, the command line has values of another kind than
+            verl's defaults, or the `recipe` node is not valid; one line per problem.
     """
-    if found := keys.unknown(_plain(config), _plain(_bare()), _added()):
+    made, bare = _plain(config), _plain(_bare())
+    changed = [one.key_or_group for one in _given() if not one.is_delete()]
+    if found := keys.unknown(made, bare, _added()) or [*validate.types(changed, bare, made)]:
         raise RecipeError("\n".join(found))
     if keys.NODE in config:
         node_of({keys.NODE: OmegaConf.to_container(config[keys.NODE], resolve=True)})

@@ -13,8 +13,9 @@ from typing import Any
 
 from ascend_quant.integrations.verl import cpu_settings
 from ascend_quant.recipes import keys
-from ascend_quant.recipes.keys import ACTOR, ROLLOUT
+from ascend_quant.recipes.keys import ACTOR, CORRECTION, ROLLOUT
 
+EITHER = (f"{CORRECTION}.rollout_is_threshold",)  # a number, or a text as 0.5_5.0
 RESUME = ("auto", "disable", "resume_path")
 ENGINE = "model_engine"  # the group that selects files of verl's configuration
 MEGATRON = ("tensor_model", "pipeline_model", "context")  # the parallel dimensions that share one copy of the weights
@@ -40,7 +41,7 @@ def problems(overrides: list[str]) -> list[str]:
     except Exception as error:  # the errors of Hydra, its parser and OmegaConf have no common base class
         return [_words(error)]
     changed = [one.key_or_group for one in given if not one.is_delete()]
-    for part in (_types(changed, tree, made), _verl(config), _shares(made), _refits(config)):
+    for part in (types(changed, tree, made), _verl(config), _shares(made), _refits(config)):
         if found := list(part):
             return found
     return []
@@ -60,12 +61,18 @@ def _added(override: str) -> str:
     return override if override.startswith(("+", "~", "-", "hydra.", f"{ENGINE}=")) else f"++{override}"
 
 
-def _types(changed: Iterable[str], tree: dict[str, Any], made: dict[str, Any]) -> Iterator[str]:
-    """Yield values of another kind than verl's default; most of these are not checked before they are used."""
+def types(changed: Iterable[str], tree: dict[str, Any], made: dict[str, Any]) -> Iterator[str]:
+    """Yield values of another kind than verl's default; most of these are not checked before they are used.
+
+    Numbers pass for true and false, as in verl, and so do references to other settings.
+    """
     for key in dict.fromkeys(changed):
         default, value = _at(tree, key), _at(made, key)
-        refers = isinstance(default, str) and default.startswith(("${", "???"))
-        if default is not None and value is not None and not refers and _kind(default) != _kind(value):
+        refers = any(isinstance(one, str) and one.startswith(("${", "???")) for one in (default, value))
+        numbers = isinstance(default, int | float) and isinstance(value, int | float)
+        if None in (default, value) or refers or numbers or key in EITHER:
+            continue
+        if _kind(default) != _kind(value):
             yield f"{key}={str(value)[:80]}: is {_kind(value)}, but verl's default is {_kind(default)}: {default}"
 
 

@@ -14,7 +14,7 @@ import ray
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.device import auto_set_device
 
-from ascend_quant.integrations.verl import compat, cpu_settings, hooks, settings
+from ascend_quant.integrations.verl import compat, cpu_settings, hooks, inputs, recipe_config, settings
 from ascend_quant.integrations.verl.metrics.sync_reports import SyncReports, agree_on_codes, let_actors_send
 from ascend_quant.integrations.verl.training import attention_settings, qat
 from ascend_quant.integrations.verl.training.effective_sample import EffectiveSample
@@ -37,22 +37,24 @@ def run(config: Any, main: ModuleType, task_runner: str, extended: type) -> None
     Raises:
         RefitError, AttentionError, CpuSettingsError: the run's settings cannot work; raised before anything starts.
     """
-    auto_set_device(config)
-    cpu_settings.check(config, need_reference_policy(config), starts_ray=True)
-    attention_settings.check(config, need_critic(config))
-    if (wanted := qat.wanted(config)) is not None and wanted.ranks is not None:
-        raise RefitError(
-            f"{exact_settings.OPTION}: an asynchronous run trains on samples of older weights; use main_ppo"
-        )
-    if settings.wants_refits(config):
-        settings.check(config)
-        put(main, task_runner, extended)
-    elif wanted is not None:
-        raise RefitError(f"{qat.OPTION} needs refits: set rollout.quantization={settings.QUANTIZATION} too")
-    else:
-        logger.warning(
-            "rollout quantization is not %s: this is verl's own run, without refit metrics", settings.QUANTIZATION
-        )
+    with recipe_config.refused():
+        auto_set_device(config)
+        inputs.check(config)
+        cpu_settings.check(config, need_reference_policy(config), starts_ray=True)
+        attention_settings.check(config, need_critic(config))
+        if (wanted := qat.wanted(config)) is not None and wanted.ranks is not None:
+            raise RefitError(
+                f"{exact_settings.OPTION}: an asynchronous run trains on samples of older weights; use main_ppo"
+            )
+        if settings.wants_refits(config):
+            settings.check(config)
+            put(main, task_runner, extended)
+        elif wanted is not None:
+            raise RefitError(f"{qat.OPTION} needs refits: set rollout.quantization={settings.QUANTIZATION} too")
+        else:
+            logger.warning(
+                "rollout quantization is not %s: this is verl's own run, without refit metrics", settings.QUANTIZATION
+            )
     main.main.__wrapped__(config)  # the function that hydra would call
 
 
