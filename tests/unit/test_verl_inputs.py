@@ -20,6 +20,7 @@ def config(model: str, train, validation):
         {
             "actor_rollout_ref": {"model": {"path": model}},
             "data": {"train_files": train, "val_files": validation, "custom_cls": {"path": None}},
+            "ray_kwargs": {"ray_init": {"num_cpus": None}},
             "recipe": {"data": {"name": "addition"}},
         }
     )
@@ -44,5 +45,7 @@ def test_a_hub_id_a_folder_and_an_address_pass(model: str):
 
 
 def test_paths_of_another_machine_are_not_looked_for(monkeypatch):
+    there = config("/not/here", "/nor/here", "/nor/here")
+    inputs.check(OmegaConf.merge(there, {"ray_kwargs": {"ray_init": {"address": "192.0.2.1:6379"}}}))
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
-    inputs.check(config("/not/here", "/nor/here", "/nor/here"))
+    inputs.check(there)

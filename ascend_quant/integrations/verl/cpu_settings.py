@@ -39,15 +39,16 @@ def check(config: Any, reference: bool, starts_ray: bool = False) -> None:
         if config.trainer.device != "cpu":
             return
     wanted = [*_wanted(config, reference)]
-    if starts_ray and will_start_ray():
+    if starts_ray and will_start_ray(config):
         wanted += _wanted_of_ray(config)
     if wanted:
         raise CpuSettingsError(f"verl's default settings are for GPUs; on a CPU, also set {' '.join(wanted)}")
 
 
-def will_start_ray() -> bool:
+def will_start_ray(config: Any) -> bool:
     """Return whether verl will start a Ray of its own on this machine, since none is running or named."""
-    return ADDRESS not in os.environ and not os.path.exists(CURRENT)
+    named = ADDRESS in os.environ or config.ray_kwargs.get("ray_init", {}).get("address")
+    return not named and not os.path.exists(CURRENT)
 
 
 def _wanted(config: Any, reference: bool) -> Iterator[str]:

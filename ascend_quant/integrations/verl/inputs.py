@@ -26,7 +26,7 @@ def check(config: Any) -> None:
     Raises:
         InputError: naming the settings, their values, and the command that writes the files.
     """
-    if cpu_settings.will_start_ray() and (found := [*_missing(config)]):
+    if cpu_settings.will_start_ray(config) and (found := [*_missing(config)]):
         name = config.get("recipe", {}).get("data", {}).get("name")
         how = f"`ascend-quant data {name}` writes the data set's files, or set" if name else "set"
         raise InputError(f"{'; '.join(found)}: {how} these to what you have")
