@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import sys
 import threading
@@ -147,3 +148,15 @@ def test_without_a_terminal_every_change_is_a_plain_line():
     assert "joined 2/2 · job RUNNING · step 12 of 100" in text
     assert "(TaskRunner pid=7) step:12 - loss:0.5" in text
     assert (status.step, status.steps) == (12, 100)
+
+
+def test_output_that_nobody_reads_any_more_does_not_end_the_run(monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # rich would replace pytest's stdout by /dev/null
+    with Status(Console(file=Gone()), hosts=0) as status:
+        status.say("ending")
+        status.driver("step:12 - loss:0.5")
+    assert status.step == 12
