@@ -191,11 +191,11 @@ class Attempt:
         deadline = time.monotonic() + END_SECONDS
         while self.running() and time.monotonic() < deadline and self.desk.interrupt.count < 2:
             self.take_events()
-        for part in self.running():
-            part.kill()  # the part ends what it started when its stdin closes
         if self.desk.interrupt.count > 1:
             self.desk.status.say("ended at once: the hosts end their own processes of the run within a minute")
             return
+        for part in self.running():
+            part.kill()  # over ssh only the client: the part ends what it started when its stdin closes
         unsure = [part for part in self.parts.values() if part.code not in BY_ITSELF]
         with ThreadPoolExecutor(max(len(unsure), 1)) as threads:
             for line in filter(None, threads.map(self.check, unsure)):

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -128,6 +129,18 @@ def test_ctrl_c_ends_the_parts_in_order(run, tmp_path):
     outcome, _ = run(f"{CHECKED}{FORMED}{WAIT}touch head", f"{CHECKED}{WAIT}touch worker")
     assert outcome == Outcome(130)
     assert (tmp_path / "head").exists() and (tmp_path / "worker").exists()
+
+
+def test_after_a_second_ctrl_c_the_parts_still_end_what_they_started(run, tmp_path):
+    timers = [threading.Timer(seconds, signal.raise_signal, [signal.SIGINT]) for seconds in (1, 2)]
+    for timer in timers:
+        timer.start()
+    outcome, _ = run(f"{CHECKED}{FORMED}{WAIT}sleep 4; touch head", f"{CHECKED}{WAIT}")
+    assert outcome == Outcome(130) and not (tmp_path / "head").exists()
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "head").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_without_a_terminal_every_change_is_a_plain_line():
