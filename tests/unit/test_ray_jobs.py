@@ -17,7 +17,7 @@ from launch import LaunchError
 from launch.doctor.checking import Finding, HostReport, Report
 from launch.plan import dry_run
 from launch.ray_jobs import sources
-from launch.ray_jobs.cluster import connect, url
+from launch.ray_jobs.cluster import RUN, Cluster, connect, url
 from launch.ray_jobs.nodes import lines_of
 from launch.ray_jobs.plan import RayPlan, make, places
 from launch.recipes import Paths, load
@@ -170,3 +170,21 @@ def test_what_stops_a_run_is_told_with_its_nodes_and_all_else_is_a_note():
     assert stopping.count("\n") == notes.count("\n") == 1
     assert has_line_naming(stopping, "a, b", missing.what, missing.fix) and has_line_naming(stopping, skew.what)
     assert has_line_naming(notes, "a", older.what) and has_line_naming(notes, "b", full.what)
+
+
+def test_stop_ends_the_actors_of_jobs_that_have_ended_already(monkeypatch):
+    jobs = [
+        {"submission_id": name, "status": status, "metadata": metadata}
+        for name, status, metadata in (
+            ("a", "FAILED", {RUN: "run"}),
+            ("b", "RUNNING", {RUN: "run"}),
+            ("c", "FAILED", {RUN: "another"}),
+            (None, "SUCCEEDED", None),
+        )
+    ]
+    stopped, ended = [], []
+    monkeypatch.setattr(Cluster, "get", lambda *_: jobs)
+    monkeypatch.setattr(Cluster, "stop", lambda _, submission: stopped.append(submission))
+    monkeypatch.setattr(Cluster, "end_actors", lambda _, job: ended.append(job["submission_id"]))
+    assert Cluster.__new__(Cluster).stop_run("run") == stopped == ["b"]
+    assert ended == ["a"]
