@@ -53,19 +53,24 @@ def attempt(plan: RayPlan, cluster: Cluster, desk: Desk, number: int) -> Outcome
             cluster.submit(submission, plan.run, command, working_dir=folder, env_vars=environment)
         info = follow(cluster, submission, desk)
     except (LaunchError, OSError) as error:  # the errors of requests are OSErrors
+        desk.status.say(f"{error}. If {submission} still runs, this stops it: ./run.sh stop {plan.run}")
         if desk.interrupt.count:
-            desk.status.say(f"{submission} could not be stopped: {error}. Later: ./run.sh stop {plan.run}")
             return Outcome(INTERRUPTED)
         return Outcome(FAILED, cause=Cause(str(error), cluster.address))
     return verdict(info, desk.logs.folder / f"{DRIVER}.log", before, desk)
 
 
 def check(plan: RayPlan, cluster: Cluster, desk: Desk, submission: str, number: int) -> tuple[list[str], list[str]]:
-    """Return the problems that would stop the run, and notes; a restart waits for nodes that are not back yet."""
+    """Return the problems that would stop the run, and notes; a restart waits for nodes that are not back yet.
+
+    A job of an earlier attempt may still run, if only the network between launcher and head has failed: it is stopped.
+    """
     deadline, looks = time.monotonic() + (JOIN_SECONDS if number else 0), 0
     while True:
         looks += 1
         try:
+            if number:
+                cluster.stop_run(plan.run)
             report = nodes.examine(cluster, plan, f"{submission}-nodes-{looks}", lambda: desk.interrupt.count > 0)
             stopping, notes = nodes.lines_of(report)
         except (LaunchError, OSError) as error:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from naming import has_line_naming
@@ -16,7 +17,7 @@ import ascend_quant
 from launch import LaunchError
 from launch.doctor.checking import Finding, HostReport, Report
 from launch.plan import dry_run
-from launch.ray_jobs import sources
+from launch.ray_jobs import nodes, run, sources
 from launch.ray_jobs.cluster import RUN, Cluster, connect, url
 from launch.ray_jobs.nodes import lines_of
 from launch.ray_jobs.plan import RayPlan, make, places
@@ -188,3 +189,12 @@ def test_stop_ends_the_actors_of_jobs_that_have_ended_already(monkeypatch):
     monkeypatch.setattr(Cluster, "end_actors", lambda _, job: ended.append(job["submission_id"]))
     assert Cluster.__new__(Cluster).stop_run("run") == stopped == ["b"]
     assert ended == ["a"]
+
+
+def test_a_restart_stops_what_an_earlier_attempt_has_left(monkeypatch):
+    monkeypatch.setattr(nodes, "examine", lambda *_: Report([], []))
+    for number, stopped in ((0, []), (1, ["run"])):
+        found = []
+        cluster, desk = SimpleNamespace(stop_run=found.append), SimpleNamespace(interrupt=SimpleNamespace(count=0))
+        assert run.check(plan(), cluster, desk, f"run-{number + 1}", number) == ([], [])
+        assert found == stopped
