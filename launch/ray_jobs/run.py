@@ -84,7 +84,7 @@ def follow(cluster: Cluster, submission: str, desk: Desk) -> dict[str, Any]:
     """Follow a job until it has ended, or stop it on Ctrl-C; end its actors and return Ray's description of it.
 
     Raises:
-        LaunchError: the cluster does not answer, or no longer knows the job.
+        LaunchError, OSError: the cluster does not answer, or no longer knows the job.
     """
 
     def show(line: str) -> None:
@@ -100,7 +100,10 @@ def follow(cluster: Cluster, submission: str, desk: Desk) -> dict[str, Any]:
             silent_seconds=SILENT_SECONDS,
         )
         if info is not None:
-            cluster.end_actors(info)
+            try:
+                cluster.end_actors(info)
+            except (LaunchError, OSError) as error:  # the job's own end is the run's
+                desk.status.say(f"{error}. Later: ./run.sh stop {desk.record.run}")
             return info
         desk.status.change(job="", doing="ending")
         cluster.stop(submission, lambda: desk.interrupt.count > 1)

@@ -198,3 +198,21 @@ def test_a_restart_stops_what_an_earlier_attempt_has_left(monkeypatch):
         cluster, desk = SimpleNamespace(stop_run=found.append), SimpleNamespace(interrupt=SimpleNamespace(count=0))
         assert run.check(plan(), cluster, desk, f"run-{number + 1}", number) == ([], [])
         assert found == stopped
+
+
+def test_a_job_that_has_succeeded_is_no_failure_if_its_actors_cannot_be_listed():
+    async def no_lines(_: str):
+        for line in ():
+            yield line
+
+    def end_actors(_: dict) -> None:
+        raise ConnectionError
+
+    job, said = {"status": "SUCCEEDED"}, []
+    client = SimpleNamespace(tail_job_logs=no_lines)
+    cluster = SimpleNamespace(job=lambda _: job, client=client, end_actors=end_actors)
+    status = SimpleNamespace(change=lambda **_: None, say=said.append)
+    record = SimpleNamespace(run="run")
+    desk = SimpleNamespace(status=status, interrupt=SimpleNamespace(count=0), record=record)
+    assert run.follow(cluster, "run-1", desk) is job
+    assert has_line_naming("\n".join(said), "run")
