@@ -93,9 +93,10 @@ class Attempt:
             return Outcome(INTERRUPTED)
         if self.first in self.parts and (code := self.parts[self.first].code) in BY_ITSELF:
             return Outcome(code, self.lines())
-        if any(part.problems for part in parts):
-            if self.formed:
-                return Outcome(FAILED, self.lines())
+        problems = any(part.problems for part in parts)
+        if problems and self.formed:
+            return Outcome(FAILED, self.lines())
+        if problems and not self.patient:
             self.first_problem = self.first_problem or now
             known = not self.due and all(part.problems or part.checked for part in parts)
             over = now - self.first_problem > (TOGETHER_SECONDS if known else OTHERS_SECONDS)

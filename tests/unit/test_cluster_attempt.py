@@ -89,8 +89,9 @@ def test_a_host_that_is_starting_is_tried_again(run, tmp_path):
 
 
 def test_a_restart_is_patient_with_every_problem(run):
-    worker = f"if [ -e tried ]; then {CHECKED}{WAIT}else touch tried; echo 'error: taken' >&2; exit 3; fi"
-    assert run(f"{CHECKED}sleep 1; {FORMED}", worker, patient=True)[0].code == 0
+    taken = "echo >> tried; echo 'error: taken' >&2; sleep 1; exit 3"
+    worker = f"if [ -e tried ] && [ $(wc -l < tried) = 4 ]; then {CHECKED}{WAIT}else {taken}; fi"
+    assert run(f"{CHECKED}sleep 9; {FORMED}", worker, patient=True)[0].code == 0
 
 
 @pytest.mark.parametrize("raised", [RAISED, "raise ConnectionResetError('by peer')", None])
