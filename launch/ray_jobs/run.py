@@ -39,10 +39,10 @@ def attempt(plan: RayPlan, cluster: Cluster, desk: Desk, number: int) -> Outcome
     submission, before = f"{plan.run}-{number + 1}", desk.logs.lines[DRIVER]
     desk.status.change(job="", step=0, doing="checking the nodes")
     stopping, notes = check(plan, cluster, desk, submission, number)
-    for line in [*(f"note: {note}" for note in [*plan.notes, *notes] if not number), *stopping]:
-        desk.status.say(line)
     if desk.interrupt.count:
         return Outcome(INTERRUPTED)
+    for line in [*(f"note: {note}" for note in [*plan.notes, *notes] if not number), *stopping]:
+        desk.status.say(line)
     if stopping:
         return Outcome(NOT_FORMED)
     try:

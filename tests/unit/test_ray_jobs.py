@@ -216,3 +216,15 @@ def test_a_job_that_has_succeeded_is_no_failure_if_its_actors_cannot_be_listed()
     desk = SimpleNamespace(status=status, interrupt=SimpleNamespace(count=0), record=record)
     assert run.follow(cluster, "run-1", desk) is job
     assert has_line_naming("\n".join(said), "run")
+
+
+def test_checks_that_are_given_up_are_stopped(monkeypatch):
+    def wait(*_: object) -> None:
+        raise LaunchError("still RUNNING")
+
+    monkeypatch.setattr(sources, "fill", lambda *_: None)
+    stopped = []
+    cluster = SimpleNamespace(submit=lambda *_, **__: None, wait=wait, ask_to_stop=stopped.append)
+    with pytest.raises(LaunchError):
+        nodes.ask(cluster, plan(), "run-1-nodes-1", {}, lambda: True)
+    assert stopped == ["run-1-nodes-1"]
