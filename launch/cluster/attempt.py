@@ -93,9 +93,10 @@ class Attempt:
             return Outcome(INTERRUPTED)
         if self.first in self.parts and (code := self.parts[self.first].code) in BY_ITSELF:
             return Outcome(code, self.lines())
-        if any(part.problems for part in parts):
-            if self.formed:
-                return Outcome(FAILED, self.lines())
+        problems = any(part.problems for part in parts)
+        if problems and self.formed:
+            return Outcome(FAILED, self.lines())
+        if problems and not self.patient:
             self.first_problem = self.first_problem or now
             known = not self.due and all(part.problems or part.checked for part in parts)
             over = now - self.first_problem > (TOGETHER_SECONDS if known else OTHERS_SECONDS)
@@ -191,11 +192,11 @@ class Attempt:
         deadline = time.monotonic() + END_SECONDS
         while self.running() and time.monotonic() < deadline and self.desk.interrupt.count < 2:
             self.take_events()
-        for part in self.running():
-            part.kill()  # the part ends what it started when its stdin closes
         if self.desk.interrupt.count > 1:
             self.desk.status.say("ended at once: the hosts end their own processes of the run within a minute")
             return
+        for part in self.running():
+            part.kill()  # over ssh only the client: the part ends what it started when its stdin closes
         unsure = [part for part in self.parts.values() if part.code not in BY_ITSELF]
         with ThreadPoolExecutor(max(len(unsure), 1)) as threads:
             for line in filter(None, threads.map(self.check, unsure)):

@@ -116,16 +116,23 @@ class Status:
 
     def say(self, line: str) -> None:
         """Print a line above the live one."""
-        self.console.print(Text(line), soft_wrap=True)
+        self._print(Text(line))
 
     def driver(self, line: str) -> None:
         """Print a line of verl's driver, and update the step from it."""
         text = COLOUR.sub("", line)
-        self.console.print(Text.from_ansi(line), soft_wrap=True)
+        self._print(Text.from_ansi(line))
         if found := STEPS.search(text):
             self.change(steps=int(found[1]))
         if found := STEP.search(text):
             self.change(step=int(found[1]))
+
+    def _print(self, text: Text) -> None:
+        """Print a text, or nothing any more once nobody reads it: Ctrl-C also ends the `tee` of `train | tee FILE`."""
+        try:
+            self.console.print(text, soft_wrap=True)
+        except (OSError, SystemExit):  # rich exits if the pipe is broken
+            self.console.quiet = True
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,14 @@ def run(part: Part) -> int:
 
 @dataclass
 class Members:
-    """The hosts that have joined the run's Ray, and those that were lost, by their numbers in the plan."""
+    """The hosts that have joined the run's Ray, by their numbers in the plan.
 
-    joined: set[int] = field(default_factory=set)
+    Attributes:
+        joined: the id of the Ray node of each host that has joined.
+        lost: why Ray took a host's node for dead.
+    """
+
+    joined: dict[int, str] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
 
     def look(self, nodes: list[dict[str, Any]]) -> None:
@@ -56,9 +61,9 @@ class Members:
         for node in nodes:
             host = int(node["labels"][HOST])
             if node["state"] == "ALIVE" and host not in self.lost:
-                self.joined.add(host)
-            elif node["state"] == "DEAD" and host in self.joined:
-                self.joined.discard(host)
+                self.joined.setdefault(host, node["node_id"])
+            elif node["state"] == "DEAD" and self.joined.get(host) == node["node_id"]:
+                del self.joined[host]
                 self.lost[host] = node["state_message"] or "Ray gives no reason"
 
 
@@ -71,6 +76,7 @@ def gather(part: Part, cluster: Cluster, members: Members) -> bool:
     plan, shown = part.plan, None
     while True:
         part.check_ray()
+        members.lost.clear()  # until all have joined, a host whose Ray has died may join again
         with suppress(OSError):  # Ray's dashboard is starting, or busy
             members.look(cluster.listed("nodes"))
         missing = [address for number, address in enumerate(plan.members) if number not in members.joined]

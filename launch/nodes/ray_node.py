@@ -6,6 +6,7 @@ those of other runs.
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from typing import TypeVar
 
 import psutil
 
+from ascend_quant.processes.cause import COLOUR
 from launch import LaunchError, with_root
 from launch.environment import network
 from launch.environment.network import Wire
@@ -38,6 +40,7 @@ GAVE_UP = (  # messages of Ray if a node, or the head, exceeds time limits that 
     "timed out during startup",
     "No node info found for head node",
 )
+EXITED = re.compile(r"\w+ \[exit code=-?\d+\]")  # a daemon's end; Ray then prints hundreds of lines of its log
 CPU_ACTORS = 16  # verl's actors request one core each and are mostly idle; small machines have fewer cores
 CPU_OBJECT_STORE = 500_000_000
 
@@ -114,7 +117,7 @@ class Part:
 
     def start_ray(self, command: list[str]) -> None:
         """Start Ray with a command of `start_command`."""
-        self._command, self._last_words = command, deque(maxlen=5)
+        self._command, self._last_words, self._exited = command, deque(maxlen=5), []
         self.ray = subprocess.Popen(
             [sys.executable, "-m", "ray.scripts.scripts", *command[1:]],
             env=self.environment,
@@ -131,6 +134,7 @@ class Part:
     def _read(self, process: subprocess.Popen[str], last_words: deque[str]) -> None:
         for line in process.stdout:
             if line.strip():
+                self._exited += EXITED.findall(COLOUR.sub("", line))
                 last_words.append(line.strip())
                 self.launcher.log(f"ray: {line.rstrip()}")
 
@@ -140,7 +144,7 @@ class Part:
         if code is None:
             return
         self._reader.join(LAST_WORDS_SECONDS)
-        words = " | ".join(self._last_words) or "no message"
+        words = " | ".join([*self._exited, *self._last_words]) or "no message"
         if not any(reason in words for reason in GAVE_UP) or time.monotonic() > self.deadline:
             raise LaunchError(f"Ray exited with code {code} on this host: {words}")
         self.launcher.note("Ray timed out while starting on this host, which is busy; it was started again")

@@ -6,6 +6,7 @@ Every request has a timeout, which Ray's own client lacks, since a dead head doe
 import json
 import logging
 import os
+import secrets
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +29,11 @@ AGENT_SECONDS, NO_AGENT = 60, "No available agent"  # the words of Ray's dashboa
 OTHERS = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")  # these override the address that Ray's client is given
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 KILL = """
-import json, ray, sys
+import contextlib, json, ray, sys
 ray.init()
 for name, namespace in json.loads(sys.argv[1]):
-    ray.kill(ray.get_actor(name, namespace=namespace))
+    with contextlib.suppress(ValueError):  # it has ended meanwhile
+        ray.kill(ray.get_actor(name, namespace=namespace))
 """
 
 
@@ -116,11 +118,14 @@ class Cluster:
         requests.post(where, headers=self.headers, timeout=ANSWER_SECONDS).raise_for_status()
 
     def stop_run(self, run: str) -> list[str]:
-        """Stop the jobs of a run that have not ended, and return their ids."""
+        """Stop the jobs of a run, end the actors of those that have ended already, and return the ids of the others."""
         jobs = [job for job in self.get("/api/jobs/") if (job["metadata"] or {}).get(RUN) == run]
         found = [job["submission_id"] for job in jobs if job["status"] not in ENDED]
-        for submission in found:
-            self.stop(submission)
+        for job in jobs:
+            if job["submission_id"] in found:
+                self.stop(job["submission_id"])
+            else:
+                self.end_actors(job)
         return found
 
     def end_actors(self, ended: Mapping[str, Any]) -> None:
@@ -131,11 +136,12 @@ class Cluster:
         """
         if ended["job_id"] is None:  # the driver never connected to Ray
             return
-        deadline, killer = time.monotonic() + STOP_SECONDS, f"{ended['submission_id']}-actors"
+        deadline, killer = time.monotonic() + STOP_SECONDS, None
         of_job = {"filter_keys": "job_id", "filter_predicates": "=", "filter_values": ended["job_id"]}
         while alive := [one for one in self.listed("actors", **of_job) if one["state"] != "DEAD"]:
             detached = [(one["name"], one["ray_namespace"]) for one in alive if one["is_detached"]]
-            if detached and self.job(killer) is None:
+            if detached and killer is None:
+                killer = f"{ended['submission_id']}-actors-{secrets.token_hex(2)}"  # an earlier one may have failed
                 self.submit(killer, ended["metadata"][RUN], ["python", "-c", KILL, json.dumps(detached)])
             if time.monotonic() > deadline:
                 names = ", ".join(one["class_name"] for one in alive)

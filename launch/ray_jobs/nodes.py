@@ -70,7 +70,11 @@ def ask(
     with TemporaryDirectory() as folder:
         sources.fill(Path(folder), plan.job.files)  # the run's own files, so that Ray uploads them once
         cluster.submit(submission, plan.run, command, working_dir=folder, env_vars=KEEPS_DEVICES)
-    info = cluster.wait(submission, START_SECONDS + EXAMINE_SECONDS, given_up)
+    try:
+        info = cluster.wait(submission, START_SECONDS + EXAMINE_SECONDS, given_up)
+    except LaunchError:
+        cluster.ask_to_stop(submission)
+        raise
     lines = cluster.get(f"/api/jobs/{submission}/logs")["logs"].splitlines()
     if answer := next((line for line in lines if line.startswith(MARK)), None):
         return REPORTS.validate_json(answer.removeprefix(MARK))

@@ -39,10 +39,10 @@ def attempt(plan: RayPlan, cluster: Cluster, desk: Desk, number: int) -> Outcome
     submission, before = f"{plan.run}-{number + 1}", desk.logs.lines[DRIVER]
     desk.status.change(job="", step=0, doing="checking the nodes")
     stopping, notes = check(plan, cluster, desk, submission, number)
-    for line in [*(f"note: {note}" for note in [*plan.notes, *notes] if not number), *stopping]:
-        desk.status.say(line)
     if desk.interrupt.count:
         return Outcome(INTERRUPTED)
+    for line in [*(f"note: {note}" for note in [*plan.notes, *notes] if not number), *stopping]:
+        desk.status.say(line)
     if stopping:
         return Outcome(NOT_FORMED)
     try:
@@ -53,19 +53,24 @@ def attempt(plan: RayPlan, cluster: Cluster, desk: Desk, number: int) -> Outcome
             cluster.submit(submission, plan.run, command, working_dir=folder, env_vars=environment)
         info = follow(cluster, submission, desk)
     except (LaunchError, OSError) as error:  # the errors of requests are OSErrors
+        desk.status.say(f"{error}. If {submission} still runs, this stops it: ./run.sh stop {plan.run}")
         if desk.interrupt.count:
-            desk.status.say(f"{submission} could not be stopped: {error}. Later: ./run.sh stop {plan.run}")
             return Outcome(INTERRUPTED)
         return Outcome(FAILED, cause=Cause(str(error), cluster.address))
     return verdict(info, desk.logs.folder / f"{DRIVER}.log", before, desk)
 
 
 def check(plan: RayPlan, cluster: Cluster, desk: Desk, submission: str, number: int) -> tuple[list[str], list[str]]:
-    """Return the problems that would stop the run, and notes; a restart waits for nodes that are not back yet."""
+    """Return the problems that would stop the run, and notes; a restart waits for nodes that are not back yet.
+
+    A job of an earlier attempt may still run, if only the network between launcher and head has failed: it is stopped.
+    """
     deadline, looks = time.monotonic() + (JOIN_SECONDS if number else 0), 0
     while True:
         looks += 1
         try:
+            if number:
+                cluster.stop_run(plan.run)
             report = nodes.examine(cluster, plan, f"{submission}-nodes-{looks}", lambda: desk.interrupt.count > 0)
             stopping, notes = nodes.lines_of(report)
         except (LaunchError, OSError) as error:
@@ -79,7 +84,7 @@ def follow(cluster: Cluster, submission: str, desk: Desk) -> dict[str, Any]:
     """Follow a job until it has ended, or stop it on Ctrl-C; end its actors and return Ray's description of it.
 
     Raises:
-        LaunchError: the cluster does not answer, or no longer knows the job.
+        LaunchError, OSError: the cluster does not answer, or no longer knows the job.
     """
 
     def show(line: str) -> None:
@@ -95,7 +100,10 @@ def follow(cluster: Cluster, submission: str, desk: Desk) -> dict[str, Any]:
             silent_seconds=SILENT_SECONDS,
         )
         if info is not None:
-            cluster.end_actors(info)
+            try:
+                cluster.end_actors(info)
+            except (LaunchError, OSError) as error:  # the job's own end is the run's
+                desk.status.say(f"{error}. Later: ./run.sh stop {desk.record.run}")
             return info
         desk.status.change(job="", doing="ending")
         cluster.stop(submission, lambda: desk.interrupt.count > 1)

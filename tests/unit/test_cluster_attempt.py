@@ -2,9 +2,11 @@
 
 import io
 import json
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -87,8 +89,9 @@ def test_a_host_that_is_starting_is_tried_again(run, tmp_path):
 
 
 def test_a_restart_is_patient_with_every_problem(run):
-    worker = f"if [ -e tried ]; then {CHECKED}{WAIT}else touch tried; echo 'error: taken' >&2; exit 3; fi"
-    assert run(f"{CHECKED}sleep 1; {FORMED}", worker, patient=True)[0].code == 0
+    taken = "echo >> tried; echo 'error: taken' >&2; sleep 1; exit 3"
+    worker = f"if [ -e tried ] && [ $(wc -l < tried) = 4 ]; then {CHECKED}{WAIT}else {taken}; fi"
+    assert run(f"{CHECKED}sleep 9; {FORMED}", worker, patient=True)[0].code == 0
 
 
 @pytest.mark.parametrize("raised", [RAISED, "raise ConnectionResetError('by peer')", None])
@@ -129,6 +132,18 @@ def test_ctrl_c_ends_the_parts_in_order(run, tmp_path):
     assert (tmp_path / "head").exists() and (tmp_path / "worker").exists()
 
 
+def test_after_a_second_ctrl_c_the_parts_still_end_what_they_started(run, tmp_path):
+    timers = [threading.Timer(seconds, signal.raise_signal, [signal.SIGINT]) for seconds in (1, 2)]
+    for timer in timers:
+        timer.start()
+    outcome, _ = run(f"{CHECKED}{FORMED}{WAIT}sleep 4; touch head", f"{CHECKED}{WAIT}")
+    assert outcome == Outcome(130) and not (tmp_path / "head").exists()
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "head").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def test_without_a_terminal_every_change_is_a_plain_line():
     output = io.StringIO()
     console = Console(file=output, force_terminal=False, width=200, soft_wrap=True)
@@ -147,3 +162,15 @@ def test_without_a_terminal_every_change_is_a_plain_line():
     assert "joined 2/2 · job RUNNING · step 12 of 100" in text
     assert "(TaskRunner pid=7) step:12 - loss:0.5" in text
     assert (status.step, status.steps) == (12, 100)
+
+
+def test_output_that_nobody_reads_any_more_does_not_end_the_run(monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # rich would replace pytest's stdout by /dev/null
+    with Status(Console(file=Gone()), hosts=0) as status:
+        status.say("ending")
+        status.driver("step:12 - loss:0.5")
+    assert status.step == 12

@@ -174,3 +174,10 @@ def test_a_part_asks_the_dashboard_without_the_proxy_of_its_shell(monkeypatch):
         Part(node_plan(), Checked(), Launcher(sys.stderr), 0).adopt("token")
         assert requests.head(address, timeout=5).ok
         dashboard.shutdown()
+
+
+def test_a_daemon_that_has_ended_is_named_before_the_lines_of_its_log(start):
+    log = "\n".join(f"Event stats {number}" for number in range(20))
+    said = f"ERR scripts.py:87 -- \x1b[1mgcs_server\x1b[22m [exit code=-9]\n{log}"
+    with pytest.raises(LaunchError, match=r"gcs_server .*=-9"):
+        start(failures=9, error=f"SystemExit({said!r})").check_until(2)

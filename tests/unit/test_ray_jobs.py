@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from naming import has_line_naming
@@ -16,8 +17,8 @@ import ascend_quant
 from launch import LaunchError
 from launch.doctor.checking import Finding, HostReport, Report
 from launch.plan import dry_run
-from launch.ray_jobs import sources
-from launch.ray_jobs.cluster import connect, url
+from launch.ray_jobs import nodes, run, sources
+from launch.ray_jobs.cluster import RUN, Cluster, connect, url
 from launch.ray_jobs.nodes import lines_of
 from launch.ray_jobs.plan import RayPlan, make, places
 from launch.recipes import Paths, load
@@ -170,3 +171,60 @@ def test_what_stops_a_run_is_told_with_its_nodes_and_all_else_is_a_note():
     assert stopping.count("\n") == notes.count("\n") == 1
     assert has_line_naming(stopping, "a, b", missing.what, missing.fix) and has_line_naming(stopping, skew.what)
     assert has_line_naming(notes, "a", older.what) and has_line_naming(notes, "b", full.what)
+
+
+def test_stop_ends_the_actors_of_jobs_that_have_ended_already(monkeypatch):
+    jobs = [
+        {"submission_id": name, "status": status, "metadata": metadata}
+        for name, status, metadata in (
+            ("a", "FAILED", {RUN: "run"}),
+            ("b", "RUNNING", {RUN: "run"}),
+            ("c", "FAILED", {RUN: "another"}),
+            (None, "SUCCEEDED", None),
+        )
+    ]
+    stopped, ended = [], []
+    monkeypatch.setattr(Cluster, "get", lambda *_: jobs)
+    monkeypatch.setattr(Cluster, "stop", lambda _, submission: stopped.append(submission))
+    monkeypatch.setattr(Cluster, "end_actors", lambda _, job: ended.append(job["submission_id"]))
+    assert Cluster.__new__(Cluster).stop_run("run") == stopped == ["b"]
+    assert ended == ["a"]
+
+
+def test_a_restart_stops_what_an_earlier_attempt_has_left(monkeypatch):
+    monkeypatch.setattr(nodes, "examine", lambda *_: Report([], []))
+    for number, stopped in ((0, []), (1, ["run"])):
+        found = []
+        cluster, desk = SimpleNamespace(stop_run=found.append), SimpleNamespace(interrupt=SimpleNamespace(count=0))
+        assert run.check(plan(), cluster, desk, f"run-{number + 1}", number) == ([], [])
+        assert found == stopped
+
+
+def test_a_job_that_has_succeeded_is_no_failure_if_its_actors_cannot_be_listed():
+    async def no_lines(_: str):
+        for line in ():
+            yield line
+
+    def end_actors(_: dict) -> None:
+        raise ConnectionError
+
+    job, said = {"status": "SUCCEEDED"}, []
+    client = SimpleNamespace(tail_job_logs=no_lines)
+    cluster = SimpleNamespace(job=lambda _: job, client=client, end_actors=end_actors)
+    status = SimpleNamespace(change=lambda **_: None, say=said.append)
+    record = SimpleNamespace(run="run")
+    desk = SimpleNamespace(status=status, interrupt=SimpleNamespace(count=0), record=record)
+    assert run.follow(cluster, "run-1", desk) is job
+    assert has_line_naming("\n".join(said), "run")
+
+
+def test_checks_that_are_given_up_are_stopped(monkeypatch):
+    def wait(*_: object) -> None:
+        raise LaunchError("still RUNNING")
+
+    monkeypatch.setattr(sources, "fill", lambda *_: None)
+    stopped = []
+    cluster = SimpleNamespace(submit=lambda *_, **__: None, wait=wait, ask_to_stop=stopped.append)
+    with pytest.raises(LaunchError):
+        nodes.ask(cluster, plan(), "run-1-nodes-1", {}, lambda: True)
+    assert stopped == ["run-1-nodes-1"]
