@@ -163,18 +163,14 @@ def test_nothing_starts_without_the_token(there: There, environment):
     assert DASHBOARD in run.text
 
 
-@pytest.mark.parametrize(("nodes", "named"), [("3", "10.77.0.11, 10.77.0.12, 10.77.0.13"), ("4", "10.77.0.13 1")])
+# The checks of the long one also run at the start of every `train --ray`.
+ALL = pytest.param("3", "10.77.0.11, 10.77.0.12, 10.77.0.13", marks=LONG)
+
+
+@pytest.mark.parametrize(("nodes", "named"), [ALL, ("4", "10.77.0.13 1")])
 def test_doctor_looks_at_every_node_of_the_run(there: There, nodes: str, named: str):
-    options = [
-        "--recipe",
-        "addition-int8",
-        "--set",
-        f"trainer.nnodes={nodes}",
-        "--data",
-        "/nowhere",
-        "--out",
-        there.folder,
-    ]
+    paths = ["--data", "/nowhere", "--out", there.folder]
+    options = ["--recipe", "addition-int8", "--set", f"trainer.nnodes={nodes}", *paths]
     run = there.launch("doctor", "--ray", DASHBOARD, *options, **TOKEN)
     assert run.wait(RUN_SECONDS) == 1, run.text
     problem = "run.inputs" if nodes == "3" else "devices.present"
