@@ -1,4 +1,4 @@
-"""Whether a process that a test knows by its number has ended: gone, or waiting for its parent to collect it."""
+"""Waits for the end of a process that a test knows by its number; a zombie counts as ended."""
 
 import psutil
 
@@ -6,7 +6,7 @@ from ascend_quant.processes.tree import still_running
 
 
 def ended_soon(pid: int, seconds: float = 30) -> bool:
-    """Whether it ends within these seconds."""
+    """Return whether a process ends within these seconds."""
     try:
         process = psutil.Process(pid)
     except psutil.NoSuchProcess:

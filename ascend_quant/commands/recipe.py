@@ -39,7 +39,7 @@ def show(
 
     Keys of verl are not checked here, but when the training starts.
 
-    Exit status: 0 on success; 2 for a recipe, or a choice as scheme=NAME, that does not exist.
+    Exit status: 0 on success; 2 for a recipe, or a choice such as scheme=NAME, that does not exist.
     """
     from omegaconf import OmegaConf
 

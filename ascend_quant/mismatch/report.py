@@ -125,7 +125,7 @@ def remarks(report: dict[str, Any]) -> Iterator[str]:
             "or train for this one (QAT for int4, exact training for int8)."
         )
     elif sequence < LEAST:
-        yield (f"Below {LEAST:g} sequence weights waste the batch: set algorithm.rollout_correction.rollout_is=token.")
+        yield f"Below {LEAST:g} sequence weights waste the batch: set algorithm.rollout_correction.rollout_is=token."
 
 
 def _cell(value: float, error: float | None = None) -> str:

@@ -172,7 +172,7 @@ class Host:
         return {process for process in found if is_alive(process)}
 
     def commands(self) -> dict[psutil.Process, list[str]]:
-        """What runs on the host, with its command line; without what ends while it is asked."""
+        """Return the processes of the host and their command lines, without those that end while they are read."""
         found = {}
         for process in self.processes():
             with suppress(psutil.NoSuchProcess):

@@ -35,6 +35,7 @@ class Running:
 
     @property
     def is_on(self) -> bool:
+        """Return whether the command still runs."""
         return self._process.poll() is None
 
     def wait(self, seconds: float) -> int:

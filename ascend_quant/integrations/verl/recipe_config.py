@@ -48,8 +48,7 @@ def check(config: DictConfig) -> None:
             verl's defaults, or the `recipe` node is not valid; one line per problem.
     """
     made, bare = _plain(config), _plain(_bare())
-    changed = [one.key_or_group for one in _given() if not one.is_delete()]
-    if found := keys.unknown(made, bare, _added()) or [*validate.types(changed, bare, made)]:
+    if found := keys.unknown(made, bare, _added()) or [*validate.types(_given(), bare, made)]:
         raise RecipeError("\n".join(found))
     if keys.NODE in config:
         node_of({keys.NODE: OmegaConf.to_container(config[keys.NODE], resolve=True)})

@@ -9,13 +9,16 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ascend_quant.integrations.verl import cpu_settings
 from ascend_quant.recipes import keys
 from ascend_quant.recipes.keys import ACTOR, CORRECTION, ROLLOUT
 
-EITHER = (f"{CORRECTION}.rollout_is_threshold",)  # a number, or a text as 0.5_5.0
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+EITHER = (f"{CORRECTION}.rollout_is_threshold",)  # a number, or a text such as 0.5_5.0
 RESUME = ("auto", "disable", "resume_path")
 ENGINE = "model_engine"  # the group that selects files of verl's configuration
 MEGATRON = ("tensor_model", "pipeline_model", "context")  # the parallel dimensions that share one copy of the weights
@@ -40,8 +43,7 @@ def problems(overrides: list[str]) -> list[str]:
         made = OmegaConf.to_container(config, resolve=True)
     except Exception as error:  # the errors of Hydra, its parser and OmegaConf have no common base class
         return [_words(error)]
-    changed = [one.key_or_group for one in given if not one.is_delete()]
-    for part in (types(changed, tree, made), _verl(config), _shares(made), _refits(config)):
+    for part in (types(given, tree, made), _verl(config), _shares(made), _refits(config)):
         if found := list(part):
             return found
     return []
@@ -61,12 +63,12 @@ def _added(override: str) -> str:
     return override if override.startswith(("+", "~", "-", "hydra.", f"{ENGINE}=")) else f"++{override}"
 
 
-def types(changed: Iterable[str], tree: dict[str, Any], made: dict[str, Any]) -> Iterator[str]:
+def types(given: "Iterable[Override]", tree: dict[str, Any], made: dict[str, Any]) -> Iterator[str]:
     """Yield values of another kind than verl's default; most of these are not checked before they are used.
 
     Numbers pass for true and false, as in verl, and so do references to other settings.
     """
-    for key in dict.fromkeys(changed):
+    for key in dict.fromkeys(one.key_or_group for one in given if not one.is_delete()):
         default, value = _at(tree, key), _at(made, key)
         refers = any(isinstance(one, str) and one.startswith(("${", "???")) for one in (default, value))
         numbers = isinstance(default, int | float) and isinstance(value, int | float)
